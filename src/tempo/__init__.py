@@ -1,0 +1,63 @@
+"""Tempo: deep learning whose tensors depend on other time steps.
+
+State what each tensor is at each step; Tempo decides when each value is computed, how many at once, where it is
+stored and for how long.
+"""
+
+from tempo import errors, random
+from tempo.autodiff import grad, value_and_grad
+from tempo.dtypes import (
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from tempo.errors import TempoError
+from tempo.ops import *  # noqa: F403
+from tempo.ops import __all__ as _functions
+from tempo.ops.host import Spec, host, spec
+from tempo.program import Dim, Program, State
+from tempo.reference import Record, Result
+from tempo.tensor import RecurrentTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dim",
+    "Program",
+    "Record",
+    "RecurrentTensor",
+    "Result",
+    "Spec",
+    "State",
+    "TempoError",
+    "bfloat16",
+    "bool_",
+    "errors",
+    "float16",
+    "float32",
+    "float64",
+    "grad",
+    "host",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "random",
+    "spec",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "value_and_grad",
+    *_functions,
+]

@@ -1,0 +1,103 @@
+"""A proof that nothing depends on itself.
+
+Nodes that read each other in a circle are harmless if some dim carries the circle: along that dim no read goes
+forward (or none goes back), so reads that go strictly back can never be part of a cycle of points. Leaving those out
+and looking at what circles remain, dim by dim, ends with none for every program that a loop nest over its dims (in any
+order, in either direction) could run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tempo.analysis.relations import Read, Relations
+from tempo.graph.node import Node
+from tempo.symbolic import Dim
+from tempo.symbolic.polyhedral import deltas_sign
+
+
+def is_causal(relations: Relations) -> bool:
+    """Whether the circles among a graph's nodes are all carried by dims."""
+    nodes = relations.graph.nodes
+    reads = [
+        Read(r.consumer, r.producer, r.relation.intersect_domain(relations.defined[r.consumer]))
+        for node in nodes
+        for r in relations.reads(node)
+    ]
+    return all(_is_carried(circle, reads) for circle in circles(nodes, reads))
+
+
+def _is_carried(circle: set[Node], reads: Iterable[Read]) -> bool:
+    inside = [r for r in reads if r.consumer in circle and r.producer in circle]
+    for family in _families(circle):
+        spans = [_distance(r, family) for r in inside]
+        # An empty relation reads nothing.
+        backward = all(s is None or (s[0] is not None and s[0] >= 0) for s in spans)
+        forward = all(s is None or (s[1] is not None and s[1] <= 0) for s in spans)
+        if not (backward or forward):
+            continue
+        rest = [
+            r for r, s in zip(inside, spans, strict=True) if s is not None and (s[0] == 0 if backward else s[1] == 0)
+        ]
+        if len(rest) < len(inside):
+            return all(_is_carried(c, rest) for c in circles(tuple(circle), rest))
+    return False
+
+
+def _families(circle: set[Node]) -> list[Dim]:
+    """The dims that all nodes of a circle have, each in its own form (see ``Dim.origin``)."""
+    shared = [{d.origin for d in node.domain} for node in circle]
+    return sorted(set.intersection(*shared), key=lambda d: d.number)
+
+
+def _distance(read: Read, family: Dim) -> tuple[int | None, int | None] | None:
+    """By how many steps a read looks back, at least and at most."""
+    consumer = next(d for d in read.consumer.domain if d.origin is family)
+    producer = next(d for d in read.producer.domain if d.origin is family)
+    return deltas_sign(read.relation, consumer.name, producer.name)
+
+
+def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:
+    """The strongly connected components that contain a circle (Tarjan's algorithm, without recursion)."""
+    following: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for r in reads:
+        if r.consumer in following and r.producer in following:
+            following[r.consumer].append(r.producer)
+    order: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    stack: list[Node] = []
+    on_stack: set[Node] = set()
+    found: list[set[Node]] = []
+    for root in nodes:
+        if root in order:
+            continue
+        work = [(root, iter(following[root]))]
+        order[root] = low[root] = len(order)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            for successor in rest:
+                if successor not in order:
+                    order[successor] = low[successor] = len(order)
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(following[successor])))
+                    break
+                if successor in on_stack:
+                    low[node] = min(low[node], order[successor])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == order[node]:
+                    component = set()
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        component.add(member)
+                        if member is node:
+                            break
+                    if len(component) > 1 or node in following[node]:
+                        found.append(component)
+    return found

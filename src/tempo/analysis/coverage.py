@@ -1,0 +1,70 @@
+"""A proof that every value anyone may need is defined, and that slices have no negative length.
+
+Sufficient, not necessary: a recurrent tensor is taken to be needed wherever it is defined. Other nodes are needed where
+their consumers read them, exactly.
+"""
+
+from __future__ import annotations
+
+from tempo.analysis.relations import Points, Relations
+from tempo.graph.node import Edge, Node
+from tempo.graph.structural import HOST, RECURRENT
+from tempo.symbolic import TRUE, Condition, Slice, conjunction, disjunction
+
+
+def is_covered(relations: Relations) -> bool:
+    """Whether everything needed is defined."""
+    graph, defined = relations.graph, relations.defined
+    needed: dict[Node, Points] = {}
+
+    def need(node: Node, points: Points) -> None:
+        needed[node] = needed[node].union(points).coalesce() if node in needed else points
+
+    for node in graph.nodes:
+        if node.op in (RECURRENT, HOST):
+            need(node, defined[node])
+    for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values()):
+        if edge.node.op is RECURRENT and edge.is_here and edge not in graph.emits.values():
+            if not _handed_out(relations, edge):
+                return False
+            continue
+        if not edge.domain:
+            read = relations.access(edge.index, (), edge.node.domain, _lengths(edge))
+        else:
+            read = relations.access(edge.index, edge.domain, edge.node.domain, _lengths(edge))
+            read = read.intersect_domain(relations.box(edge.domain))
+        if not read.range().is_subset(defined[edge.node]):
+            return False
+        need(edge.node, read.range())
+
+    # Recurrent nodes first, whose needs are known; then consumers before their operands, which are older.
+    ordered = sorted(graph.nodes, key=lambda n: (n.op is not RECURRENT, -n.number))
+    for node in ordered:
+        if node not in needed:
+            continue
+        if not _lengths_hold(relations, node, needed[node]):
+            return False
+        for read in relations.reads(node):
+            points = read.relation.intersect_domain(needed[node]).range()
+            if not points.is_subset(defined[read.producer]):
+                return False
+            if read.producer.op not in (RECURRENT, HOST):
+                need(read.producer, points)
+    return True
+
+
+def _handed_out(relations: Relations, edge: Edge) -> bool:
+    """Whether an output is defined on its whole box, or at least at all steps of its dims."""
+    return bool(relations.box(edge.domain).is_subset(relations.defined[edge.node]))
+
+
+def _lengths(edge: Edge) -> Condition:
+    return conjunction(s.length >= 0 for s in edge.index if isinstance(s, Slice))
+
+
+def _lengths_hold(relations: Relations, node: Node, needed: Points) -> bool:
+    """Whether no slice that a node reads has a negative length where the node is needed."""
+    edges = [(edge, TRUE) for edge in node.edges]
+    edges += [(case.value, case.region) for case in relations.graph.cases.get(node, ())]
+    broken = disjunction(conjunction([~_lengths(edge), region]) for edge, region in edges)
+    return bool(relations.points(broken, node.domain).intersect(needed).is_empty())

@@ -1,0 +1,33 @@
+"""An exact check: follow every read from the results back, point by point, without computing anything."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tempo.graph.node import Graph, Node
+from tempo.graph.structural import HOST
+from tempo.reference import Interpreter, Point
+
+
+class _Walker(Interpreter):
+    """The reference interpreter without values: its reads, its order, its errors."""
+
+    def compute(self, node: Node, point: Point) -> None:
+        return None
+
+
+def walk(graph: Graph, numbers: Mapping[Any, int]) -> None:
+    """Raise the error of the first needed value that is undefined or depends on itself."""
+    walker = _Walker(graph.cases, {}, numbers, {})
+    for node in graph.nodes:
+        if node.op is HOST:
+            for point in itertools.product(*walker.box(node.attributes["sequence"])):
+                walker.value(node, walker.host_point(node, point))
+    for name, edge in graph.outputs.items():
+        for point in itertools.product(*walker.output_spans(name, edge)):
+            walker.visit(edge, dict(zip(edge.domain, point, strict=True)))
+    for edge in (*graph.emits.values(), *graph.stops.values()):
+        for point in itertools.product(*walker.box(edge.domain)):
+            walker.visit(edge, dict(zip(edge.domain, point, strict=True)))

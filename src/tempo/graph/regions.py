@@ -1,0 +1,50 @@
+"""Where recurrent tensors are defined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tempo.graph.node import Case, Domain
+from tempo.symbolic import Condition, Dim, Expr, disjunction, maximum, minimum
+from tempo.symbolic.intervals import at_least
+
+
+def case_span(case: Case, dim: Dim, target: Expr) -> tuple[Expr, Expr]:
+    """The first point over ``dim`` that a case may define, and the one after the last."""
+    coefficient = dict(target.terms).get(dim, 0)
+    if coefficient == 0:
+        return target, target + 1
+    offset = target - coefficient * dim
+    if coefficient == 1:
+        return offset, offset + dim.bound
+    return offset - dim.bound + 1, offset + 1
+
+
+def hull(domain: Domain, cases: Sequence[Case]) -> tuple[tuple[Expr, Expr], ...]:
+    """Per dim, the smallest range ``start, stop`` that holds every target of the cases."""
+    spans = [[case_span(case, d, e) for d, e in zip(domain, case.target, strict=True)] for case in cases]
+    return tuple(
+        (
+            _least([span[n][0] for span in spans]),
+            _greatest([span[n][1] for span in spans]),
+        )
+        for n in range(len(domain))
+    )
+
+
+def defined(cases: Sequence[Case]) -> Condition:
+    """Where any of the cases defines a value."""
+    return disjunction(case.region for case in cases)
+
+
+def _least(candidates: Sequence[Expr]) -> Expr:
+    """The one that is never above the others, where there is one: 0 rather than min(0, T - 1)."""
+    known = (c for c in candidates if all(at_least(other, c) for other in candidates))
+    chosen = next(known, None)
+    return minimum(*candidates) if chosen is None else chosen
+
+
+def _greatest(candidates: Sequence[Expr]) -> Expr:
+    known = (c for c in candidates if all(at_least(c, other) for other in candidates))
+    chosen = next(known, None)
+    return maximum(*candidates) if chosen is None else chosen

@@ -1,0 +1,309 @@
+"""Products summed over shared axes: matmul, einsum and their relatives, all made of one primitive.
+
+``einsum`` of two operands, in which every letter occurs in at least two of the three terms. Its gradients
+are then of the same form: the adjoint of ``a`` in ``a,b->out`` is ``out,b->a``.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.dtypes import DType
+from tempo.errors import DtypeError, ShapeError
+from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
+from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.reduction import sum as sum_
+from tempo.ops.shaping import reshape, transpose
+from tempo.tensor import RecurrentTensor, TensorLike, apply, coerce
+
+Array = np.ndarray[Any, Any]
+
+# In a path through symbolic sizes an unknown size counts as this.
+_TYPICAL_SIZE = 64
+
+
+def _infer(a: Edge, b: Edge, *, subscripts: str) -> tuple[Shape, DType]:
+    left, right, out = _terms(subscripts)
+    sizes = _sizes(subscripts, (a, b), (left, right))
+    return tuple(sizes[letter] for letter in out), a.dtype
+
+
+def _terms(subscripts: str) -> list[str]:
+    inputs, out = subscripts.split("->")
+    return [*inputs.split(","), out]
+
+
+def _sizes(subscripts: str, edges: Sequence[Edge], terms: Sequence[str]) -> dict[str, Size]:
+    """The size of every letter; axes of size 1 broadcast."""
+    sizes: dict[str, Size] = {}
+    for edge, term in zip(edges, terms, strict=True):
+        for letter, size in zip(term, edge.shape, strict=True):
+            known = sizes.get(letter, 1)
+            if 1 not in (known, size) and known != size:
+                raise ShapeError(
+                    f"einsum '{subscripts}': '{letter}' has sizes {known} and {size} in shapes "
+                    + " and ".join(show_shape(e.shape) for e in edges),
+                    places=places(edges),
+                    hint="an index stands for one size everywhere",
+                )
+            sizes[letter] = size if known == 1 else known
+    return sizes
+
+
+def _reference(a: Array, b: Array, *, subscripts: str) -> Array:
+    with np.errstate(all="ignore"):
+        product = np.einsum(subscripts, accumulate_in(a), accumulate_in(b), optimize=True)
+    return np.asarray(product).astype(a.dtype)
+
+
+def _gradient(
+    g: RecurrentTensor, out: RecurrentTensor, a: RecurrentTensor, b: RecurrentTensor, *, subscripts: str
+) -> tuple[RecurrentTensor, RecurrentTensor]:
+    left, right, result = _terms(subscripts)
+    return (
+        apply(EINSUM, (g, b), subscripts=f"{result},{right}->{left}"),
+        apply(EINSUM, (a, g), subscripts=f"{left},{result}->{right}"),
+    )
+
+
+EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradient)
+
+
+def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> RecurrentTensor:
+    """An explicit einsum without repeated letters in a term, two operands at a time."""
+    *terms, out = _terms(subscripts)
+    sizes = _sizes(subscripts, [x.edge for x in operands], terms)
+    work = [
+        _without_broadcast(x, term, sizes) for x, term in zip(operands, terms, strict=True)
+    ]
+    for positions in _path(work, out, sizes):
+        chosen = [work.pop(p) for p in sorted(positions, reverse=True)][::-1]
+        x, term = chosen[0]
+        for y, other in chosen[1:]:
+            rest = "".join(t for _, t in work) + "".join(t for _, t in chosen[2:]) + out
+            x, term = _pair(x, term, y, other, rest)
+            chosen = chosen[1:]
+        work.append((x, term))
+    ((x, term),) = work
+    return _rearranged(*_reduced(x, term, out), out)
+
+
+def _without_broadcast(
+    x: RecurrentTensor, term: str, sizes: dict[str, Size]
+) -> tuple[RecurrentTensor, str]:
+    """Axes of size 1 that another operand has larger are dropped: they broadcast."""
+    kept = [n for n, letter in enumerate(term) if x.shape[n] == sizes[letter]]
+    return reshape(x, tuple(x.shape[n] for n in kept)), "".join(term[n] for n in kept)
+
+
+def _path(
+    work: Sequence[tuple[RecurrentTensor, str]], out: str, sizes: dict[str, Size]
+) -> list[tuple[int, ...]]:
+    """The order in which to contract: which operands next, counted as they then stand."""
+    if len(work) <= 2:
+        return [tuple(range(len(work)))]
+    numbers = {letter: size if isinstance(size, int) else _TYPICAL_SIZE for letter, size in sizes.items()}
+    shapes = [np.broadcast_to(np.zeros(()), tuple(numbers[letter] for letter in term)) for _, term in work]
+    subscripts = ",".join(term for _, term in work) + "->" + out
+    return [tuple(step) for step in np.einsum_path(subscripts, *shapes, optimize="greedy")[0][1:]]
+
+
+def _pair(
+    x: RecurrentTensor, term: str, y: RecurrentTensor, other: str, rest: str
+) -> tuple[RecurrentTensor, str]:
+    """Two operands contracted over what nothing else needs."""
+    x, term = _reduced(x, term, other + rest)
+    y, other = _reduced(y, other, term + rest)
+    out = "".join(letter for letter in dict.fromkeys(term + other) if letter in rest)
+    return apply(EINSUM, (x, y), subscripts=f"{term},{other}->{out}"), out
+
+
+def _reduced(x: RecurrentTensor, term: str, needed: str) -> tuple[RecurrentTensor, str]:
+    """Sums over the axes that occur nowhere else."""
+    axes = [n for n, letter in enumerate(term) if letter not in needed]
+    return (sum_(x, axes), "".join(c for c in term if c in needed)) if axes else (x, term)
+
+
+def _rearranged(x: RecurrentTensor, term: str, out: str) -> RecurrentTensor:
+    return transpose(x, [term.index(letter) for letter in out])
+
+
+def _numbers(op: str, *values: TensorLike) -> tuple[RecurrentTensor, ...]:
+    tensors = coerce(*values)
+    if dtypes.is_bool(tensors[0].dtype):
+        raise DtypeError(
+            f"{op}: bool tensors have no arithmetic",
+            places=places([x.edge for x in tensors]),
+            hint="cast with .astype(tp.int32)",
+        )
+    return tensors
+
+
+# -- einsum -----------------------------------------------------------------------------------------------
+
+
+def einsum(subscripts: str, *operands: TensorLike) -> RecurrentTensor:
+    """The sum of products that Einstein's notation names: ``einsum("bij,bjk->bik", a, b)``.
+
+    Without ``->`` the result has the indices that occur once, in alphabetical order. ``...`` stands for leading
+    axes, which broadcast.
+    """
+    tensors = _numbers("einsum", *operands) if operands else ()
+    edges = [x.edge for x in tensors]
+    text = subscripts.replace(" ", "")
+    inputs, arrow, out = text.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(tensors):
+        raise ShapeError(
+            f"einsum '{subscripts}': {len(terms)} terms for {len(tensors)} operands",
+            places=places(edges),
+            hint="one comma-separated term per operand",
+        )
+    expanded = [_with_ellipsis(subscripts, e, term, text) for e, term in zip(edges, terms, strict=True)]
+    # Every letter that "..." stands for, outermost first.
+    spread = max(
+        (_hidden(term, e, text) for e, term in zip(edges, terms, strict=True)), key=len, default=""
+    )
+    letters = "".join(expanded)
+    if arrow:
+        out = out.replace("...", spread)
+    else:
+        once = (c for c in sorted(set(letters)) if letters.count(c) == 1 and c not in spread)
+        out = spread + "".join(once)
+    _check(subscripts, edges, expanded, out)
+    return _contract(",".join(expanded) + "->" + out, tensors)
+
+
+def _hidden(term: str, edge: Edge, text: str) -> str:
+    """The letters that stand for the axes behind "..." in a term, the same for every operand, from the last."""
+    if "..." not in term:
+        return ""
+    count = len(edge.shape) - len(term.replace("...", ""))
+    free = [c for c in string.ascii_letters if c not in text]
+    return "".join(reversed(free[: max(count, 0)]))
+
+
+def _with_ellipsis(subscripts: str, edge: Edge, term: str, text: str) -> str:
+    expanded = term.replace("...", _hidden(term, edge, text), 1)
+    if len(expanded) != len(edge.shape):
+        raise ShapeError(
+            f"einsum '{subscripts}': '{term}' names {len(expanded)} axes, the operand has shape "
+            f"{show_shape(edge.shape)}",
+            places=places([edge]),
+            hint="one letter per axis; ... stands for any number of them",
+        )
+    return expanded
+
+
+def _check(subscripts: str, edges: Sequence[Edge], terms: Sequence[str], out: str) -> None:
+    problem = ""
+    for term in (*terms, out):
+        repeated = [c for c in term if term.count(c) > 1]
+        if repeated:
+            problem = f"'{repeated[0]}' occurs twice in one term"
+        if not all(c in string.ascii_letters for c in term):
+            problem = "indices are letters"
+    missing = [c for c in out if not any(c in term for term in terms)]
+    if missing:
+        problem = f"'{missing[0]}' is in the result but in no operand"
+    if problem:
+        raise ShapeError(
+            f"einsum '{subscripts}': {problem}",
+            places=places(edges),
+            hint="for a diagonal multiply by tp.eye(n) and sum"
+            if "twice" in problem
+            else 'write e.g. tp.einsum("ij,jk->ik", a, b)',
+        )
+
+
+# -- products with names ------------------------------------------------------------------------------------
+
+
+def matmul(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """The matrix product; leading axes broadcast, vectors lose their axis, as in NumPy."""
+    left, right = _numbers("matmul", a, b)
+    edges = (left.edge, right.edge)
+    if not left.ndim or not right.ndim:
+        raise ShapeError(
+            f"matmul: shapes {show_shape(left.shape)} and {show_shape(right.shape)}: a scalar is no matrix",
+            places=places(edges),
+            hint="multiply by a scalar with *",
+        )
+    inner = right.shape[0] if right.ndim == 1 else right.shape[-2]
+    if left.shape[-1] != inner:
+        raise ShapeError(
+            f"matmul: shapes {show_shape(left.shape)} and {show_shape(right.shape)} do not fit: "
+            f"the last size of the first is {left.shape[-1]}, the size it meets is {inner}",
+            places=places(edges),
+            hint="(..., n, k) @ (..., k, m); .T or tp.swapaxes(x, -1, -2) turns a matrix round",
+        )
+    batch = string.ascii_letters[: max(left.ndim, right.ndim, 2) - 2][::-1]
+    first = batch[len(batch) - max(left.ndim - 2, 0) :] + ("Y" if left.ndim > 1 else "") + "X"
+    second = batch[len(batch) - max(right.ndim - 2, 0) :] + "X" + ("Z" if right.ndim > 1 else "")
+    out = batch + ("Y" if left.ndim > 1 else "") + ("Z" if right.ndim > 1 else "")
+    _check_batch(edges)
+    return _contract(f"{first},{second}->{out}", (left, right))
+
+
+def _check_batch(edges: tuple[Edge, Edge]) -> None:
+    a, b = (e.shape[:-2] for e in edges)
+    for m, n in zip(reversed(a), reversed(b), strict=False):
+        if 1 not in (m, n) and m != n:
+            raise ShapeError(
+                f"matmul: shapes {show_shape(edges[0].shape)} and {show_shape(edges[1].shape)}: "
+                f"leading sizes {m} and {n} do not broadcast",
+                places=places(edges),
+                hint="all axes but the last two must be equal or 1",
+            )
+
+
+def dot(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """The sum over the last axis of ``a`` and the last but one (of a vector: the only one) of ``b``."""
+    left, right = _numbers("dot", a, b)
+    if not left.ndim or not right.ndim:
+        return left * right
+    return tensordot(left, right, ((-1,), (-2 if right.ndim > 1 else 0,)))
+
+
+def outer(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """The products of every element of ``a`` with every element of ``b``."""
+    left, right = _numbers("outer", a, b)
+    return _contract("a,b->ab", (reshape(left, -1), reshape(right, -1)))
+
+
+def tensordot(
+    a: TensorLike, b: TensorLike, axes: int | tuple[int | Sequence[int], int | Sequence[int]] = 2
+) -> RecurrentTensor:
+    """The sum over pairs of axes: the last ``axes`` of ``a`` with the first of ``b``, or two lists of axes."""
+    left, right = _numbers("tensordot", a, b)
+    if isinstance(axes, int):
+        listed: list[list[int]] = [list(range(-axes, 0)), list(range(axes))]
+    else:
+        listed = [[axis] if isinstance(axis, int) else list(axis) for axis in axes]
+    first = [normal_axis("tensordot", left.edge, n) for n in listed[0]]
+    second = [normal_axis("tensordot", right.edge, n) for n in listed[1]]
+    if len(first) != len(second):
+        raise ShapeError(
+            f"tensordot: {len(first)} axes of the first operand, {len(second)} of the second",
+            places=places([left.edge, right.edge]),
+            hint="axes are summed over in pairs",
+        )
+    for n, m in zip(first, second, strict=True):
+        if left.shape[n] != right.shape[m]:
+            raise ShapeError(
+                f"tensordot: axis {n} of shape {show_shape(left.shape)} has size {left.shape[n]}, "
+                f"axis {m} of shape {show_shape(right.shape)} has size {right.shape[m]}",
+                places=places([left.edge, right.edge]),
+                hint="axes that are summed over together must have one size",
+            )
+    one = list(string.ascii_letters[: left.ndim])
+    two = list(string.ascii_letters[left.ndim : left.ndim + right.ndim])
+    for n, m in zip(first, second, strict=True):
+        two[m] = one[n]
+    out = [c for n, c in enumerate(one) if n not in first] + [c for n, c in enumerate(two) if n not in second]
+    return _contract(f"{''.join(one)},{''.join(two)}->{''.join(out)}", (left, right))

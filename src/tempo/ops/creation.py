@@ -1,0 +1,173 @@
+"""Tensors that come from nowhere: constants, ranges, and the value of an index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.dtypes import DTypeLike
+from tempo.errors import DtypeError, ShapeError
+from tempo.graph.node import Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
+from tempo.source import user_line
+from tempo.symbolic import Condition, Expr
+from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor
+
+if TYPE_CHECKING:
+    from tempo.program import Program
+
+CONSTANT = Primitive(
+    "constant",
+    infer=lambda *, value: (value.shape, value.dtype),
+    reference=lambda *, value: value,
+)
+
+FULL = Primitive(
+    "full",
+    infer=lambda *, shape, value: (shape, value.dtype),
+    reference=lambda *, shape, value: np.full(shape, value),
+)
+
+IOTA = Primitive(
+    "iota",
+    infer=lambda *, size, dtype: ((size,), dtype),
+    reference=lambda *, size, dtype: np.arange(size).astype(dtype),
+)
+
+INDEX_VALUE = Primitive(
+    "index_value",
+    infer=lambda *, expr: ((), dtypes.DEFAULT_INT),
+    reference=lambda *, expr: np.asarray(expr, dtypes.DEFAULT_INT),
+)
+
+CONDITION_VALUE = Primitive(
+    "condition_value",
+    infer=lambda *, condition: ((), dtypes.bool_),
+    reference=lambda *, condition: np.asarray(condition, dtypes.bool_),
+)
+
+
+def constant(
+    value: Any, dtype: DTypeLike | None = None, *, program: Program | None = None
+) -> RecurrentTensor:
+    """A tensor that is the same array at every point.
+
+    Without ``dtype``, Python numbers and NumPy's 64-bit defaults become float32 and int32.
+    """
+    array = _array(value)
+    if dtype is None:
+        wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(
+            array.dtype, array.dtype
+        )
+    else:
+        wanted = dtypes.as_dtype(dtype)
+    target = dtypes.as_dtype(wanted)
+    if dtypes.is_integer(target) and dtypes.is_integer(array.dtype) and array.size:
+        limits = np.iinfo(target)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise DtypeError(
+                f"the value {array.max() if array.max() > limits.max else array.min()} does not fit into {target.name}",
+                places=[("here", user_line())],
+                hint="choose a wider dtype, e.g. tp.constant(value, dtype=tp.int64)",
+            )
+    array = array.astype(target)
+    array.setflags(write=False)
+    return apply(CONSTANT, (), program=program, value=array)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"{value!r} of type {type(value).__name__} cannot become a tensor: {error}",
+            places=[("here", user_line())],
+        ) from None
+    if array.dtype not in dtypes.ALL:
+        raise DtypeError(
+            f"{value!r} of type {type(value).__name__} cannot become a tensor",
+            places=[("here", user_line())],
+            hint="tensors come from numbers, arrays of numbers, index expressions and other tensors",
+        )
+    return array
+
+
+def as_shape(shape: ShapeLike) -> Shape:
+    """A shape from a size or a sequence of sizes."""
+    sizes = (shape,) if isinstance(shape, int | np.integer | Expr) else tuple(shape)
+    for size in sizes:
+        if isinstance(size, Expr):
+            continue
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
+            raise ShapeError(
+                f"{size!r} is not a size",
+                places=[("here", user_line())],
+                hint="sizes are non-negative integers or index expressions",
+            )
+    return tuple(normal_size(size) for size in sizes)
+
+
+def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    """One number everywhere."""
+    from tempo.ops.shaping import broadcast_to
+
+    if isinstance(value, RecurrentTensor):
+        target = value.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
+    scalar = _array(value)
+    if scalar.shape != ():
+        raise ShapeError(
+            f"full: the value must be one number, found shape {show_shape(scalar.shape)}",
+            places=[("here", user_line())],
+            hint="use tp.broadcast_to(value, shape)",
+        )
+    target = dtypes.scalar_dtype(scalar.item()) if dtype is None else dtypes.as_dtype(dtype)
+    return _full(as_shape(shape), scalar.astype(target))
+
+
+def _full(shape: Shape, value: np.ndarray[Any, Any]) -> RecurrentTensor:
+    owner = next((getattr(s, "program", None) for s in shape_symbols(shape)), None)
+    return apply(
+        FULL, (), program=owner, domain=dims_of(shape_symbols(shape)), shape=shape, value=value
+    )
+
+
+def zeros(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
+    return full(shape, 0, dtype)
+
+
+def ones(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
+    return full(shape, 1, dtype)
+
+
+def zeros_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    tensor = as_tensor(x)
+    return full(tensor.shape, 0, tensor.dtype if dtype is None else dtype)
+
+
+def ones_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    tensor = as_tensor(x)
+    return full(tensor.shape, 1, tensor.dtype if dtype is None else dtype)
+
+
+def arange(size: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_INT) -> RecurrentTensor:
+    """``0, 1, ..., size - 1``; the size may be an index expression such as ``t + 1``."""
+    (length,) = as_shape(size)
+    owner = next((getattr(s, "program", None) for s in shape_symbols((length,))), None)
+    return apply(IOTA, (), program=owner, size=length, dtype=dtypes.as_dtype(dtype))
+
+
+def eye(size: int, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
+    """The identity matrix."""
+    return constant(np.eye(size), dtype)
+
+
+def index_value(expr: Expr, *, program: Program | None = None) -> RecurrentTensor:
+    """The value of an index expression as an int32 tensor."""
+    return apply(INDEX_VALUE, (), program=program, expr=expr)
+
+
+def condition_value(condition: Condition, *, program: Program | None = None) -> RecurrentTensor:
+    """Whether a condition on dims holds, as a bool tensor."""
+    return apply(CONDITION_VALUE, (), program=program, condition=condition)

@@ -1,0 +1,199 @@
+"""Reading and adding at places given by a tensor of integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.dtypes import DType, DTypeLike
+from tempo.errors import ShapeError
+from tempo.graph.node import Edge, Primitive, Shape, normal_size, show_shape
+from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer
+from tempo.ops.creation import arange, zeros_like
+from tempo.ops.elementwise import astype, equal, where
+from tempo.ops.shaping import broadcast_to, expand_dims
+from tempo.symbolic import Expr
+from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+
+Array = np.ndarray[Any, Any]
+
+
+def _taken(x: Edge, indices: Edge, axis: int) -> Shape:
+    return x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
+
+
+def _infer_scatter(x: Edge, indices: Edge, updates: Edge, *, axis: int) -> tuple[Shape, DType]:
+    return x.shape, x.dtype
+
+
+def _in_range(indices: Array, size: int, axis: int) -> Array:
+    """Indices from 0; negative ones count from the end, as in NumPy."""
+    wrong = (indices < -size) | (indices >= size)
+    if wrong.any():
+        raise IndexError(
+            f"index {indices[wrong].ravel()[0]} is out of range for axis {axis} of size {size}"
+        )
+    return np.where(indices < 0, indices + size, indices).astype(np.int64)
+
+
+def _take(x: Array, indices: Array, *, axis: int) -> Array:
+    return np.take(x, _in_range(indices, x.shape[axis], axis), axis)
+
+
+def _scatter_add(x: Array, indices: Array, updates: Array, *, axis: int) -> Array:
+    total = accumulate_in(x).copy()
+    key = (slice(None),) * axis + (_in_range(indices, x.shape[axis], axis),)
+    np.add.at(total, key, accumulate_in(updates))
+    return total.astype(x.dtype)
+
+
+def _along(indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
+    """The key that picks, for every element of ``indices``, that element of its line along the axis."""
+    grid = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
+    grid[axis] = _in_range(indices, shape[axis], axis)
+    return tuple(grid)
+
+
+def _scatter_add_along(x: Array, indices: Array, updates: Array, *, axis: int) -> Array:
+    total = accumulate_in(x).copy()
+    np.add.at(total, _along(indices, x.shape, axis), accumulate_in(updates))
+    return total.astype(x.dtype)
+
+
+TAKE = Primitive(
+    "take",
+    infer=lambda x, indices, *, axis: (_taken(x, indices, axis), x.dtype),
+    reference=_take,
+    gradient=lambda g, out, x, indices, *, axis: (
+        apply(SCATTER_ADD, (zeros_like(x), indices, g), axis=axis),
+        None,
+    ),
+)
+
+SCATTER_ADD = Primitive(
+    "scatter_add",
+    infer=_infer_scatter,
+    reference=_scatter_add,
+    gradient=lambda g, out, x, indices, updates, *, axis: (
+        g,
+        None,
+        apply(TAKE, (g, indices), axis=axis),
+    ),
+)
+
+TAKE_ALONG_AXIS = Primitive(
+    "take_along_axis",
+    infer=lambda x, indices, *, axis: (indices.shape, x.dtype),
+    reference=lambda x, indices, *, axis: x[_along(indices, x.shape, axis)],
+    gradient=lambda g, out, x, indices, *, axis: (
+        apply(SCATTER_ADD_ALONG_AXIS, (zeros_like(x), indices, g), axis=axis),
+        None,
+    ),
+)
+
+SCATTER_ADD_ALONG_AXIS = Primitive(
+    "scatter_add_along_axis",
+    infer=_infer_scatter,
+    reference=_scatter_add_along,
+    gradient=lambda g, out, x, indices, updates, *, axis: (
+        g,
+        None,
+        apply(TAKE_ALONG_AXIS, (g, indices), axis=axis),
+    ),
+)
+
+
+def take(x: TensorLike, indices: TensorLike, axis: int = 0) -> RecurrentTensor:
+    """The elements of an axis at these indices, whose shape takes the axis' place.
+
+    Negative indices count from the end. An index out of range is an error.
+    """
+    tensor = as_tensor(x)
+    axis = normal_axis("take", tensor.edge, axis)
+    return apply(TAKE, (tensor, _indices("take", tensor, indices, axis)), axis=axis)
+
+
+def take_along_axis(x: TensorLike, indices: TensorLike, axis: int) -> RecurrentTensor:
+    """For every element of ``indices`` that element of its line of ``x`` along the axis.
+
+    ``indices`` has as many axes as ``x``; the other axes broadcast.
+    """
+    tensor = as_tensor(x)
+    axis = normal_axis("take_along_axis", tensor.edge, axis)
+    found = _indices("take_along_axis", tensor, indices, axis)
+    if found.ndim != tensor.ndim:
+        raise _unlike(tensor, found, axis)
+    sizes: list[int | Expr] = []
+    for n, (size, count) in enumerate(zip(tensor.shape, found.shape, strict=True)):
+        if n != axis and size != count and 1 not in (size, count):
+            raise _unlike(tensor, found, axis)
+        sizes.append(count if n == axis or size == 1 else size)
+    full = (*sizes[:axis], tensor.shape[axis], *sizes[axis + 1 :])
+    operands = broadcast_to(tensor, full), broadcast_to(found, tuple(sizes))
+    return apply(TAKE_ALONG_AXIS, operands, axis=axis)
+
+
+def _unlike(x: RecurrentTensor, indices: RecurrentTensor, axis: int) -> ShapeError:
+    return ShapeError(
+        f"take_along_axis: indices of shape {show_shape(indices.shape)} do not fit shape "
+        f"{show_shape(x.shape)} along axis {axis}",
+        places=places([x.edge, indices.edge]),
+        hint="they must have as many axes, and other sizes only along the axis; tp.expand_dims adds an axis",
+    )
+
+
+def _indices(op: str, x: RecurrentTensor, indices: TensorLike, axis: int) -> RecurrentTensor:
+    listed = (
+        np.asarray(indices, np.int32)
+        if isinstance(indices, list | tuple) and not indices
+        else indices
+    )
+    found = as_tensor(listed, x.program)
+    require_integer(op, found.edge)
+    size = x.shape[axis]
+    if is_symbolic(size) and found.dtype not in dtypes.UNSIGNED:
+        # The end to count from is only known at a point; a backend may have padded the axis.
+        found = where(found < 0, found + astype(as_tensor(size, x.program), found.dtype), found)
+    return found
+
+
+def one_hot(
+    indices: TensorLike, num_classes: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_FLOAT
+) -> RecurrentTensor:
+    """One axis more, last, with 1 at the index and 0 elsewhere; an index out of range gives zeros."""
+    found = as_tensor(indices)
+    require_integer("one_hot", found.edge)
+    classes = as_tensor(arange(normal_size(num_classes)), found.program)
+    return astype(equal(expand_dims(found, -1), astype(classes, found.dtype)), dtype)
+
+
+def scatter_add(
+    x: TensorLike, indices: TensorLike, updates: TensorLike, axis: int = 0
+) -> RecurrentTensor:
+    """``x`` with ``updates`` added at these indices of an axis, as often as an index occurs.
+
+    ``updates`` broadcasts to the shape of ``tp.take(x, indices, axis)``.
+    """
+    tensor, added = coerce(x, updates)
+    axis = normal_axis("scatter_add", tensor.edge, axis)
+    found = _indices("scatter_add", tensor, indices, axis)
+    if dtypes.is_bool(tensor.dtype):
+        raise ShapeError(
+            "scatter_add: bool tensors have no arithmetic",
+            places=places([tensor.edge, added.edge]),
+            hint="cast with .astype(tp.int32)",
+        )
+    shape = _taken(tensor.edge, found.edge, axis)
+    try:
+        added = broadcast_to(added, shape)
+    except ShapeError:
+        raise ShapeError(
+            f"scatter_add: updates of shape {show_shape(added.shape)} do not fit: indices of shape "
+            f"{show_shape(found.shape)} into axis {axis} of shape {show_shape(tensor.shape)} "
+            f"make it {show_shape(shape)}",
+            places=places([tensor.edge, found.edge, added.edge]),
+            hint="updates must broadcast to the shape of tp.take(x, indices, axis)",
+        ) from None
+    return apply(SCATTER_ADD, (tensor, found, added), axis=axis)

@@ -1,0 +1,220 @@
+"""Running sums, products and extrema along an axis.
+
+Everything but the plain sum is differentiated through ``linear_scan``, ``h[i] = a[i] * h[i-1] + b[i]``, whose
+gradient is a linear scan the other way round. Nothing is divided by, so zeros are no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tempo.dtypes import DType
+from tempo.errors import ShapeError
+from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
+from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.elementwise import astype, equal, maximum
+from tempo.ops.indexing import part
+from tempo.ops.reduction import widened
+from tempo.ops.shaping import broadcast_to, concatenate, flip, pad
+from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+
+Array = np.ndarray[Any, Any]
+
+
+def _infer(x: Edge, *others: Edge, axis: int, reverse: bool) -> tuple[Shape, DType]:
+    return x.shape, x.dtype
+
+
+def _running(function: Callable[..., Array]) -> Callable[..., Array]:
+    def reference(x: Array, *, axis: int, reverse: bool) -> Array:
+        wide = accumulate_in(x)
+        turned = np.flip(wide, axis) if reverse else wide
+        result = function(turned, axis, dtype=wide.dtype)
+        return (np.flip(result, axis) if reverse else result).astype(x.dtype)
+
+    return reference
+
+
+def _linear(a: Array, b: Array, *, axis: int, reverse: bool) -> Array:
+    factors, terms = (np.moveaxis(accumulate_in(x), axis, 0) for x in (a, b))
+    result = np.empty_like(terms)
+    state = np.zeros_like(terms[:1]).sum(0, dtype=terms.dtype)
+    steps = range(len(terms))
+    for i in reversed(steps) if reverse else steps:
+        state = factors[i] * state + terms[i]
+        result[i] = state
+    return np.moveaxis(result, 0, axis).astype(a.dtype)
+
+
+def _neighbour(x: RecurrentTensor, axis: int, after: bool) -> RecurrentTensor:
+    """At every place the element before it (or after it); 0 at the end. Right for an empty axis too."""
+    padded = pad(x, {axis: (0, 1) if after else (1, 0)})
+    return part(padded, axis, 1 if after else 0, x.shape[axis])
+
+
+def _linear_gradient(
+    g: RecurrentTensor,
+    out: RecurrentTensor,
+    a: RecurrentTensor,
+    b: RecurrentTensor,
+    *,
+    axis: int,
+    reverse: bool,
+) -> tuple[RecurrentTensor, RecurrentTensor]:
+    # What a place hands on, its successor multiplies by its own factor.
+    terms = linear_scan(_neighbour(a, axis, after=not reverse), g, axis, not reverse)
+    return terms * _neighbour(out, axis, after=reverse), terms
+
+
+def _cumprod_gradient(
+    g: RecurrentTensor, out: RecurrentTensor, x: RecurrentTensor, *, axis: int, reverse: bool
+) -> tuple[RecurrentTensor]:
+    following = _neighbour(x, axis, after=not reverse)
+    return (product_before(x, axis, reverse) * linear_scan(following, g, axis, not reverse),)
+
+
+def _extremum_gradient(
+    g: RecurrentTensor, out: RecurrentTensor, x: RecurrentTensor, *, axis: int, reverse: bool
+) -> tuple[RecurrentTensor]:
+    """Every running extremum is shared evenly by the elements that have attained it so far."""
+    attains = astype(equal(x, out), x.dtype)
+    # 1 where the extremum is that of the place before: within such a stretch sums run on.
+    same = astype(equal(out, _neighbour(out, axis, after=reverse)), x.dtype)
+    count = linear_scan(same, attains, axis, reverse)
+    following = _neighbour(same, axis, after=not reverse)
+    return (attains * linear_scan(following, g / maximum(count, 1), axis, not reverse),)
+
+
+CUMSUM = Primitive(
+    "cumsum",
+    infer=_infer,
+    reference=_running(np.cumsum),
+    gradient=lambda g, out, x, *, axis, reverse: (cumsum(g, axis, not reverse),),
+)
+CUMPROD = Primitive("cumprod", _infer, _running(np.cumprod), _cumprod_gradient)
+CUMMAX = Primitive("cummax", _infer, _running(np.maximum.accumulate), _extremum_gradient)
+CUMMIN = Primitive("cummin", _infer, _running(np.minimum.accumulate), _extremum_gradient)
+LINEAR_SCAN = Primitive("linear_scan", _infer, _linear, _linear_gradient)
+
+
+def _scan(op: Primitive, x: RecurrentTensor, axis: int, reverse: bool) -> RecurrentTensor:
+    return apply(op, (x,), axis=normal_axis(op.name, x.edge, axis), reverse=bool(reverse))
+
+
+def cumsum(x: TensorLike, axis: int = 0, reverse: bool = False) -> RecurrentTensor:
+    """The sums of every element and all before it (after it, if ``reverse``)."""
+    return _scan(CUMSUM, widened(x), axis, reverse)
+
+
+def cumprod(x: TensorLike, axis: int = 0, reverse: bool = False) -> RecurrentTensor:
+    """The products of every element and all before it (after it, if ``reverse``)."""
+    return _scan(CUMPROD, widened(x), axis, reverse)
+
+
+def cummax(x: TensorLike, axis: int = 0, reverse: bool = False) -> RecurrentTensor:
+    """The greatest of every element and all before it (after it, if ``reverse``)."""
+    return _scan(CUMMAX, as_tensor(x), axis, reverse)
+
+
+def cummin(x: TensorLike, axis: int = 0, reverse: bool = False) -> RecurrentTensor:
+    """The least of every element and all before it (after it, if ``reverse``)."""
+    return _scan(CUMMIN, as_tensor(x), axis, reverse)
+
+
+def product_before(x: RecurrentTensor, axis: int, reverse: bool = False) -> RecurrentTensor:
+    """The products of all elements before each (after each, if ``reverse``), without itself."""
+    axis = normal_axis("cumprod", x.edge, axis)
+    padded = pad(x, {axis: (0, 1) if reverse else (1, 0)}, constant_values=1)
+    return part(cumprod(padded, axis, reverse), axis, 1 if reverse else 0, x.shape[axis])
+
+
+def linear_scan(a: TensorLike, b: TensorLike, axis: int = 0, reverse: bool = False) -> RecurrentTensor:
+    """``h[i] = a[i] * h[i-1] + b[i]`` along an axis, from ``h[-1] = 0`` (from the end, if ``reverse``).
+
+    ``a`` and ``b`` broadcast.
+    """
+    from tempo.ops.common import broadcast_shapes
+
+    factors, terms = coerce(a, b)
+    shape = broadcast_shapes("linear_scan", (factors.edge, terms.edge))
+    operands = broadcast_to(factors, shape), broadcast_to(terms, shape)
+    axis = normal_axis("linear_scan", operands[0].edge, axis)
+    return apply(LINEAR_SCAN, operands, axis=axis, reverse=bool(reverse))
+
+
+Tensors = TypeVar("Tensors", RecurrentTensor, tuple[RecurrentTensor, ...])
+
+
+def associative_scan(
+    fn: Callable[[Any, Any], Any], x: Tensors, axis: int = 0, reverse: bool = False
+) -> Tensors:
+    """What ``fn`` makes of every element and all before it: ``y[i] = fn(y[i-1], x[i])``.
+
+    ``fn(a, b)`` is an associative function of tensors, or of tuples of tensors, that acts on any number of places
+    along the axis at once. It is called about ``log2(n)`` times, on slices.
+    """
+    single = isinstance(x, RecurrentTensor)
+    leaves: tuple[RecurrentTensor, ...] = (x,) if isinstance(x, RecurrentTensor) else tuple(x)
+    axes = [normal_axis("associative_scan", leaf.edge, axis) for leaf in leaves]
+    size = _static_size(leaves, axes)
+    if reverse:
+        leaves = tuple(flip(leaf, n) for leaf, n in zip(leaves, axes, strict=True))
+    reach = 1  # every place has seen this many elements, itself included
+    while reach < size:
+        earlier = _parts(leaves, axes, 0, size - reach)
+        later = _parts(leaves, axes, reach, size - reach)
+        joined = fn(earlier[0], later[0]) if single else fn(earlier, later)
+        joined = (joined,) if isinstance(joined, RecurrentTensor) else tuple(joined)
+        _check_joined(joined, later)
+        leaves = tuple(
+            concatenate([part(leaf, n, 0, reach), new], n)
+            for leaf, new, n in zip(leaves, joined, axes, strict=True)
+        )
+        reach *= 2
+    if reverse:
+        leaves = tuple(flip(leaf, n) for leaf, n in zip(leaves, axes, strict=True))
+    return leaves[0] if single else leaves  # type: ignore[return-value]
+
+
+def _parts(
+    leaves: tuple[RecurrentTensor, ...], axes: list[int], start: Size, size: Size
+) -> tuple[RecurrentTensor, ...]:
+    return tuple(part(leaf, n, start, size) for leaf, n in zip(leaves, axes, strict=True))
+
+
+def _static_size(leaves: tuple[RecurrentTensor, ...], axes: list[int]) -> int:
+    sizes = {leaf.shape[n] for leaf, n in zip(leaves, axes, strict=True)}
+    (size, *others) = sizes
+    edges = [leaf.edge for leaf in leaves]
+    if others:
+        raise ShapeError(
+            "associative_scan: sizes " + " and ".join(map(str, sizes)) + " along the axis differ",
+            places=places(edges),
+            hint="all tensors of the tuple must have one size along the axis",
+        )
+    if not isinstance(size, int):
+        raise ShapeError(
+            f"associative_scan: the axis of size {size} (shape {show_shape(leaves[0].shape)}) "
+            "must have a size that is a number",
+            places=places(edges),
+            hint="write a recurrence over a dim: y[0] = x[0]; y[t] = fn(y[t - 1], x[t])",
+        )
+    return size
+
+
+def _check_joined(joined: tuple[RecurrentTensor, ...], later: tuple[RecurrentTensor, ...]) -> None:
+    found = [show_shape(x.shape) for x in joined]
+    wanted = [show_shape(x.shape) for x in later]
+    if found != wanted or [x.dtype for x in joined] != [x.dtype for x in later]:
+        raise ShapeError(
+            f"associative_scan: the function gave {_describe(joined)} for {_describe(later)}",
+            places=places([x.edge for x in later]),
+            hint="fn(a, b) must give tensors of the shapes and dtypes of b",
+        )
+
+
+def _describe(tensors: tuple[RecurrentTensor, ...]) -> str:
+    return ", ".join(f"{x.dtype.name}{show_shape(x.shape)}" for x in tensors)

@@ -1,0 +1,71 @@
+"""Sorting along an axis. One primitive gives the order; the rest reads through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.dtypes import DType
+from tempo.errors import ShapeError
+from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
+from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.gathering import take_along_axis
+from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def _infer(x: Edge, *, axis: int, descending: bool, count: Size) -> tuple[Shape, DType]:
+    return (*x.shape[:axis], count, *x.shape[axis + 1 :]), dtypes.DEFAULT_INT
+
+
+def _reference(x: Array, *, axis: int, descending: bool, count: int) -> Array:
+    if count > x.shape[axis]:
+        raise ValueError(f"{count} elements of axis {axis} asked for, whose size is {x.shape[axis]}")
+    keys = accumulate_in(x)
+    if descending:
+        # Equal elements keep their order when both the input and the result are turned round.
+        order = x.shape[axis] - 1 - np.argsort(np.flip(keys, axis), axis, kind="stable")
+        order = np.flip(order, axis)
+    else:
+        order = np.argsort(keys, axis, kind="stable")
+    return np.take(order, range(count), axis).astype(dtypes.DEFAULT_INT)
+
+
+ARGSORT = Primitive("argsort", infer=_infer, reference=_reference)
+"""The positions of the first ``count`` elements in sorted order."""
+
+
+def _order(op: str, x: RecurrentTensor, axis: int, descending: bool, count: Size | None) -> RecurrentTensor:
+    axis = normal_axis(op, x.edge, axis)
+    size = x.shape[axis]
+    return apply(
+        ARGSORT, (x,), axis=axis, descending=bool(descending), count=size if count is None else count
+    )
+
+
+def argsort(x: TensorLike, axis: int = -1, descending: bool = False) -> RecurrentTensor:
+    """The positions of the elements in sorted order, equal ones as they come; int32. nan is the greatest."""
+    return _order("argsort", as_tensor(x), axis, descending, None)
+
+
+def sort(x: TensorLike, axis: int = -1, descending: bool = False) -> RecurrentTensor:
+    """The elements in order along an axis. nan is the greatest."""
+    tensor = as_tensor(x)
+    return take_along_axis(tensor, _order("sort", tensor, axis, descending, None), axis)
+
+
+def top_k(x: TensorLike, k: Size, axis: int = -1) -> tuple[RecurrentTensor, RecurrentTensor]:
+    """The ``k`` greatest elements along an axis, greatest first, and where they are."""
+    tensor = as_tensor(x)
+    size = tensor.shape[normal_axis("top_k", tensor.edge, axis)]
+    if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
+        raise ShapeError(
+            f"top_k: {k} elements along axis {axis} of shape {show_shape(tensor.shape)}",
+            places=places([tensor.edge]),
+            hint=f"k goes from 0 to {size}",
+        )
+    order = _order("top_k", tensor, axis, True, k)
+    return take_along_axis(tensor, order, axis), order

@@ -1,0 +1,537 @@
+"""Programs: what a user declares, and the graph that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tempo import autodiff, dtypes
+from tempo.dtypes import DTypeLike
+from tempo.errors import DomainError, DtypeError, ProgramError, ShapeError
+from tempo.graph.node import (
+    Case,
+    Domain,
+    Edge,
+    Graph,
+    Node,
+    Shape,
+    dims_of,
+    normal_size,
+    shape_symbols,
+    show_domain,
+    show_shape,
+)
+from tempo.graph.structural import INPUT
+from tempo.graph.traversal import reachable
+from tempo.source import SourceLine, user_line
+from tempo.symbolic import TRUE, Bound, Expr, Symbol, constant
+from tempo.symbolic import Dim as SymbolicDim
+from tempo.temporal import add_case, recurrent_node
+from tempo.tensor import (
+    RecurrentTensor,
+    ShapeLike,
+    TensorLike,
+    as_tensor,
+    is_weak,
+    open_programs,
+)
+
+if TYPE_CHECKING:
+    from tempo.reference import Result
+
+DomainLike = SymbolicDim | Sequence[SymbolicDim]
+Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
+
+TensorT = TypeVar("TensorT", bound=RecurrentTensor)
+
+# Arguments of Program.evaluate, which takes the inputs by name beside them.
+_RESERVED = ("bounds", "seed")
+
+
+class Dim(SymbolicDim):
+    """A temporal dimension of a program."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program, name: str, bound: Expr, origin: SymbolicDim | None = None) -> None:
+        super().__init__(name, bound, origin)
+        self.program = program
+
+    @property
+    def value(self) -> RecurrentTensor:
+        """The step as a tensor: at ``t = 3`` it is 3 (int32)."""
+        return as_tensor(self)
+
+
+class ProgramBound(Bound):
+    """The bound of a program's dim."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program, name: str) -> None:
+        super().__init__(name)
+        self.program = program
+
+
+class State(RecurrentTensor):
+    """A tensor carried from point to point in lexicographic order; ``next`` says what it becomes."""
+
+    __slots__ = ("_next", "_next_source", "over")
+
+    def __init__(self, program: Program, edge: Edge, over: Domain) -> None:
+        super().__init__(program, edge)
+        self.over = over
+        self._next: RecurrentTensor | None = None
+        self._next_source: SourceLine | None = None
+
+    @property
+    def next(self) -> RecurrentTensor:
+        """The value at the next point, in terms of values at this one."""
+        if self._next is None:
+            raise ProgramError(
+                f"state {self.name} has no next value yet",
+                places=[("here", user_line()), (self.name, self.edge.node.source)],
+                hint=f"assign it first: {self.name}.next = ...",
+            )
+        return self._next
+
+    @next.setter
+    def next(self, value: TensorLike) -> None:
+        here = user_line()
+        if self._next is not None:
+            raise ProgramError(
+                f"state {self.name} has two next values",
+                places=[("here", here), ("earlier", self._next_source)],
+                hint="assign .next once; a choice between values is tp.where(...)",
+            )
+        tensor = as_tensor(value, self.program, self.dtype if is_weak(value) else None)
+        # Where a dim goes one step on, the dims inside it start again, coming from their last steps.
+        for position, d in reversed(list(enumerate(self.over))):
+            inner = self.over[position + 1 :]
+            step: dict[SymbolicDim, Expr] = {d: d + 1, **{e: constant(0) for e in inner}}
+            last = {e: e.bound - 1 for e in inner}
+            previous = tensor[tuple(last.get(e, e) for e in tensor.domain)]
+            # Only the outermost dim has one point more, for the value after the last step.
+            within = TRUE if position == 0 else d + 1 < d.bound
+            add_case(self, tuple(step.get(e, e) for e in self.edge.node.domain), within, previous, here)
+        self._next, self._next_source = tensor, here
+
+    @property
+    def final(self) -> RecurrentTensor:
+        """The value after the last point."""
+        first, *inner = self.over
+        end: dict[SymbolicDim, Expr] = {first: first.bound, **{d: constant(0) for d in inner}}
+        return self[tuple(end.get(d, d) for d in self.edge.node.domain)]
+
+
+class Program:
+    """A set of definitions: what each tensor is at each time step.
+
+    >>> import tempo as tp
+    >>> with tp.Program("ema") as prog:
+    ...     t, T = prog.dim("t")
+    ...     x = prog.input("x", shape=(), domain=(t,))
+    ...     y = prog.recurrent("y", shape=(), domain=(t,))
+    ...     y[0] = x[0]
+    ...     y[t] = 0.5 * y[t - 1] + 0.5 * x[t]
+    ...     prog.output("y", y)
+    >>> prog.evaluate({T: 3}, x=[8.0, 4.0, 2.0]).y
+    array([8., 6., 4.], dtype=float32)
+    """
+
+    def __init__(self, name: str = "program") -> None:
+        self.name = name
+        self.cases: dict[Node, list[Case]] = {}
+        self.gradients: list[autodiff.Request] = []
+        self.hosts: list[Node] = []
+        self._dims: list[Dim] = []
+        self._symbols: dict[str, SourceLine] = {}
+        self._tensors: dict[str, RecurrentTensor] = {}
+        self._outputs: dict[str, tuple[RecurrentTensor, SourceLine]] = {}
+        self._emits: dict[str, tuple[RecurrentTensor, SourceLine]] = {}
+        self._stops: dict[SymbolicDim, tuple[RecurrentTensor, SourceLine]] = {}
+        self._params: dict[str, RecurrentTensor] = {}
+        self._training_over: Domain | None = None
+        self._random_streams = 0
+        self._internal_dims = 0
+        self._seed: RecurrentTensor | None = None
+        self._graph: Graph | None = None
+
+    # -- being written ----------------------------------------------------------------------------
+
+    def __enter__(self) -> Program:
+        open_programs.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        open_programs.remove(self)
+
+    def changed(self) -> None:
+        """Forget the graph that was made of the program so far."""
+        self._graph = None
+
+    @property
+    def seed(self) -> RecurrentTensor:
+        """The seed of the run, as the two words that key the random generator."""
+        if self._seed is None:
+            node = self._input("seed", "seed", (2,), (), dtypes.uint32)
+            self._seed = RecurrentTensor(self, node.here())
+        return self._seed
+
+    def next_random_stream(self) -> int:
+        """The number that keys the next random operation's draws."""
+        self._random_streams += 1
+        return self._random_streams - 1
+
+    # -- declarations -------------------------------------------------------------------------------
+
+    def dim(self, name: str, bound: str | None = None) -> tuple[Dim, Bound]:
+        """A temporal dimension and its bound: ``t, T = prog.dim("t")``.
+
+        The bound is named like the dim in upper case unless ``bound`` names it.
+        """
+        here = user_line()
+        _check_name(name, "dim")
+        bound = bound or (name.upper() if name.upper() != name else f"{name}_bound")
+        for symbol in (name, bound):
+            if symbol in self._symbols:
+                raise ProgramError(
+                    f"program '{self.name}' already has a dim or bound named '{symbol}'",
+                    places=[("here", here), ("first", self._symbols[symbol])],
+                    hint='dims and bounds need different names; prog.dim("t", bound="Steps") names the bound',
+                )
+            self._symbols[symbol] = here
+        size = ProgramBound(self, bound)
+        self._dims.append(Dim(self, name, size))
+        return self._dims[-1], size
+
+    def internal_dim(self, like: SymbolicDim, bound: Expr, origin: SymbolicDim | None = None) -> Dim:
+        """A dim that no user named, for what is derived from a program."""
+        self._internal_dims += 1
+        return Dim(self, f"{like.name}'{self._internal_dims}", bound, origin)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return tuple(self._dims)
+
+    def input(
+        self,
+        name: str,
+        shape: ShapeLike = (),
+        domain: DomainLike = (),
+        dtype: DTypeLike = "float32",
+    ) -> RecurrentTensor:
+        """Data given when the program runs: an array with one leading axis per dim of ``domain``."""
+        shape_ = self._shape(name, shape, (), "an input")
+        node = self._input(name, name, shape_, self.as_domain(domain), dtypes.as_dtype(dtype))
+        return self._declare(name, "input", RecurrentTensor(self, node.here()))
+
+    @staticmethod
+    def _input(name: str, label: str, shape: Shape, domain: Domain, dtype: dtypes.DType) -> Node:
+        return Node(INPUT, (), domain, shape, dtype, user_line(), {"input": name}, name=label)
+
+    def recurrent(
+        self,
+        name: str,
+        shape: ShapeLike = (),
+        domain: DomainLike = (),
+        dtype: DTypeLike = "float32",
+    ) -> RecurrentTensor:
+        """A tensor defined by cases: ``y[0] = ...``, ``y[t] = ... y[t - 1] ...``."""
+        domain = self.as_domain(domain)
+        shape_ = self._shape(name, shape, domain, "a recurrent tensor")
+        node = recurrent_node(name, domain, shape_, dtypes.as_dtype(dtype), user_line())
+        self.cases[node] = []
+        return self._declare(name, "recurrent tensor", RecurrentTensor(self, node.here()))
+
+    def state(self, name: str, init: TensorLike, over: DomainLike, domain: DomainLike = ()) -> State:
+        """A tensor that is ``init`` at the first point and ``.next`` of the point before everywhere else.
+
+        Points follow each other in lexicographic order over the dims of ``over``. Over the dims of ``domain`` and
+        those of ``init`` there are parallel copies, one per step.
+        """
+        here = user_line()
+        over = self.as_domain(over)
+        if not over:
+            raise DomainError(
+                f"state {name} needs at least one dim to go over",
+                places=[("here", here)],
+                hint='say which: prog.state("w", init, over=(i,))',
+            )
+        initial = as_tensor(init, self)
+        if set(initial.domain) & set(over):
+            raise DomainError(
+                f"the initial value of state {name} varies over {show_domain(initial.domain)}, "
+                f"which the state itself goes over",
+                places=[("here", here), (initial.name, initial.edge.node.source)],
+                hint="index the initial value at one point, e.g. init[0]",
+            )
+        full = dims_of(frozenset(over) | frozenset(self.as_domain(domain)) | frozenset(initial.domain))
+        node = recurrent_node(name, full, initial.shape, initial.dtype, here)
+        self.cases[node] = []
+        state = State(self, node.here(), over)
+        self._declare(name, "state", state)
+        first = tuple(constant(0) if d in over else d for d in full)
+        add_case(state, first, TRUE, initial, here)
+        return state
+
+    def param(
+        self,
+        name: str,
+        shape: ShapeLike = (),
+        dtype: DTypeLike = "float32",
+        init: TensorLike | Initialiser | None = None,
+    ) -> RecurrentTensor:
+        """A parameter: a constant in inference, a state within ``prog.training(over=...)``.
+
+        Its (initial) value is ``init``: a tensor, an array, or a function ``init(shape, dtype)`` that makes one;
+        without ``init`` it is an input, given by name when the program runs.
+        """
+        shape_ = self._shape(name, shape, (), "a parameter")
+        dtype = dtypes.as_dtype(dtype)
+        if init is None:
+            label = name if self._training_over is None else f"{name}.init"
+            value = RecurrentTensor(self, self._input(name, label, shape_, (), dtype).here())
+        else:
+            value = as_tensor(init(shape_, dtype) if callable(init) else init, self, dtype)
+            if value.shape != shape_:
+                raise ShapeError(
+                    f"parameter {name} has shape {show_shape(shape_)}, its initial value {show_shape(value.shape)}",
+                    places=[("here", user_line()), (value.name, value.edge.node.source)],
+                    hint="initialisers are called as init(shape, dtype)",
+                )
+        if self._training_over is not None:
+            value = self.state(name, value, self._training_over)
+        else:
+            self._declare(name, "parameter", value)
+        self._params[name] = value
+        return value
+
+    @property
+    def params(self) -> Mapping[str, RecurrentTensor]:
+        """The parameters by name, in the order of their declaration."""
+        return dict(self._params)
+
+    @contextmanager
+    def training(self, over: DomainLike) -> Iterator[None]:
+        """Parameters declared inside are states over these dims, to be given a ``.next``."""
+        before, self._training_over = self._training_over, self.as_domain(over)
+        try:
+            yield
+        finally:
+            self._training_over = before
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def output(self, name: str, tensor: TensorLike) -> None:
+        """Name a result: an array with one leading axis per dim, over all points where it is defined."""
+        value = self._result(name, tensor)
+        if shape_symbols(value.shape) & set(value.domain):
+            raise ShapeError(
+                f"output '{name}' has shape {show_shape(value.shape)}, which differs from step to step",
+                places=[("here", user_line()), (value.name, value.edge.node.source)],
+                hint="reduce or pad the axis of varying size",
+            )
+        self._outputs[name] = (value, user_line())
+        self.changed()
+
+    def emit(self, name: str, tensor: TensorLike) -> None:
+        """Name a value that is handed to the caller while the program runs, once per point."""
+        self._emits[name] = (self._result(name, tensor), user_line())
+        self.changed()
+
+    def stop(self, dim: SymbolicDim, when: TensorLike) -> None:
+        """End ``dim`` at the first step where ``when`` holds; that step is the last.
+
+        The dim's bound then stands for the number of steps that were made, at most the number given for it.
+        """
+        here = user_line()
+        self.check_symbols((dim,))
+        condition = as_tensor(when, self)
+        if dim in self._stops:
+            raise ProgramError(
+                f"dim {dim.name} already has a stop condition",
+                places=[("here", here), ("first", self._stops[dim][1])],
+                hint="combine conditions with |",
+            )
+        if condition.shape != () or not dtypes.is_bool(condition.dtype):
+            raise DtypeError(
+                f"the stop condition of {dim.name} must be one bool per step, "
+                f"found shape {show_shape(condition.shape)}, {condition.dtype.name}",
+                places=[("here", here), (condition.name, condition.edge.node.source)],
+                hint="reduce it with tp.all(...) or tp.any(...)",
+            )
+        if condition.domain != (dim,):
+            raise DomainError(
+                f"the stop condition of {dim.name} must vary over {dim.name} alone, "
+                f"found the domain {show_domain(condition.domain)}",
+                places=[("here", here), (condition.name, condition.edge.node.source)],
+                hint="to stop when all of a batch are done: tp.all(done[0:B]) over the batch dim",
+            )
+        self._stops[dim] = (condition, here)
+        self.changed()
+
+    # -- use ---------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The symbolic dependence graph of the program, gradients written out."""
+        if self._graph is None:
+            self._graph = self._build()
+        return self._graph
+
+    def evaluate(self, bounds: Mapping[Bound, int] | None = None, seed: int = 0, **inputs: Any) -> Result:
+        """Run the program on the reference interpreter: exact, slow, for small bounds.
+
+        ``bounds`` gives a number for every bound, ``inputs`` an array for every input; the result has the
+        outputs as attributes and the emitted records in ``.emits``.
+        """
+        from tempo.reference import evaluate
+
+        self.check(bounds or {})
+        return evaluate(self.graph, bounds or {}, inputs, seed)
+
+    def check(self, bounds: Mapping[Bound, int]) -> None:
+        """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""
+        from tempo.analysis import check_program
+
+        check_program(self.graph, bounds)
+
+    def __repr__(self) -> str:
+        dims = ", ".join(d.name for d in self._dims)
+        return f"<Program '{self.name}' over ({dims}), outputs: {', '.join(self._outputs) or 'none'}>"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _build(self) -> Graph:
+        if not (self._outputs or self._emits or self.hosts):
+            raise ProgramError(
+                f"program '{self.name}' has no outputs, so there is nothing to compute",
+                hint='name a result: prog.output("y", y)',
+            )
+        outputs = {name: tensor.edge for name, (tensor, _) in self._outputs.items()}
+        emits = {name: tensor.edge for name, (tensor, _) in self._emits.items()}
+        return self._graph_of(outputs, emits, self.hosts)
+
+    def graph_of(self, tensor: RecurrentTensor) -> Graph:
+        """The part of the program that one tensor needs."""
+        return self._graph_of({tensor.name: tensor.edge}, {}, ())
+
+    def _graph_of(self, outputs: Mapping[str, Edge], emits: Mapping[str, Edge], hosts: Sequence[Node]) -> Graph:
+        cases = autodiff.expand(self)
+        stops = {dim: tensor.edge for dim, (tensor, _) in self._stops.items()}
+        roots = [edge.node for edge in (*outputs.values(), *emits.values(), *stops.values())]
+        nodes = reachable([*roots, *hosts], cases)
+        for node in nodes:
+            self._check_defined(node, cases)
+        dims = dims_of(frozenset(d for node in nodes for d in node.domain) | frozenset(self._dims))
+        kept = {node: tuple(cases[node]) for node in nodes if node in cases}
+        return Graph(self.name, dims, nodes, kept, outputs, emits, stops)
+
+    def _check_defined(self, node: Node, cases: Mapping[Node, Sequence[Case]]) -> None:
+        state = self._tensors.get(node.name)
+        if node in cases and not cases[node]:
+            raise ProgramError(
+                f"{node.label} is used but nothing defines it",
+                places=[(node.label, node.source)],
+                hint=f"define it by cases: {node.label}[0] = ...; {node.label}[t] = ...",
+            )
+        if isinstance(state, State) and state.edge.node is node and state._next is None:
+            raise ProgramError(
+                f"state {node.label} has an initial value but no next one",
+                places=[(node.label, node.source)],
+                hint=f"say what it becomes: {node.label}.next = ...",
+            )
+
+    def check_symbols(self, symbols: Iterable[Symbol]) -> None:
+        """Reject dims and bounds of other programs."""
+        for symbol in symbols:
+            owner = getattr(symbol, "program", None)
+            if owner is not self:
+                whose = f"belongs to program '{owner.name}'" if owner else "belongs to no program"
+                raise ProgramError(
+                    f"{symbol.name} {whose}, not to '{self.name}'",
+                    places=[("here", user_line())],
+                    hint=f'declare it here: {symbol.name}, ... = prog.dim("{symbol.name}")',
+                )
+
+    def _declare(self, name: str, what: str, tensor: TensorT) -> TensorT:
+        _check_name(name, what)
+        if name in self._tensors:
+            raise self._duplicate(name, what, self._tensors[name])
+        self._tensors[name] = tensor
+        return tensor
+
+    def _duplicate(self, name: str, what: str, first: RecurrentTensor) -> ProgramError:
+        return ProgramError(
+            f"program '{self.name}' already has a tensor named '{name}'",
+            places=[(f"this {what}", user_line()), ("first", first.edge.node.source)],
+            hint="give every input, parameter, state and recurrent tensor its own name",
+        )
+
+    def _result(self, name: str, tensor: TensorLike) -> RecurrentTensor:
+        _check_name(name, "result")
+        earlier = self._outputs.get(name) or self._emits.get(name)
+        if earlier is not None:
+            raise ProgramError(
+                f"program '{self.name}' already has a result named '{name}'",
+                places=[("here", user_line()), ("first", earlier[1])],
+                hint="outputs and emits need different names",
+            )
+        return as_tensor(tensor, self)
+
+    def as_domain(self, domain: DomainLike) -> Domain:
+        """A domain from a dim or several, checked to be this program's and in order."""
+        dims = (domain,) if isinstance(domain, Expr) else tuple(domain)
+        for d in dims:
+            if not isinstance(d, SymbolicDim):
+                raise DomainError(
+                    f"a domain is made of dims; {d} is of type {type(d).__name__}",
+                    places=[("here", user_line())],
+                    hint='t, T = prog.dim("t") gives the dim t and its bound T; the domain is (t,)',
+                )
+        self.check_symbols(dims)
+        ordered = dims_of(frozenset(dims))
+        if ordered != dims:
+            raise DomainError(
+                f"the domain {show_domain(dims)} is not in the order in which the dims were declared",
+                places=[("here", user_line())],
+                hint=f"write {show_domain(ordered)}: indices x[...] follow that order everywhere",
+            )
+        return dims
+
+    def _shape(self, name: str, shape: ShapeLike, domain: Domain, what: str) -> Shape:
+        sizes = (shape,) if isinstance(shape, int | Expr) else tuple(shape)
+        for size in sizes:
+            if not isinstance(size, int | Expr) or isinstance(size, bool):
+                problem = f"{size!r} is not a size"
+            elif isinstance(size, int) and size < 0:
+                problem = f"the size {size} is negative"
+            elif isinstance(size, Expr) and set(dims_of(size.symbols())) - set(domain):
+                problem = f"the size {size} varies over dims that are not in its domain"
+            else:
+                continue
+            raise ShapeError(
+                f"the shape of {what} '{name}': {problem}",
+                places=[("here", user_line())],
+                hint="sizes are non-negative integers or expressions of bounds"
+                + (" and the domain's dims" if domain else ""),
+            )
+        self.check_symbols(shape_symbols(sizes))
+        return tuple(normal_size(size) for size in sizes)
+
+
+def _check_name(name: str, what: str) -> None:
+    if not isinstance(name, str) or not name or name in _RESERVED:
+        raise ProgramError(
+            f"{name!r} cannot be the name of a {what}",
+            places=[("here", user_line())],
+            hint=f"names are non-empty strings other than {' and '.join(map(repr, _RESERVED))}",
+        )

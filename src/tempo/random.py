@@ -1,0 +1,198 @@
+"""Random numbers from a counter-based generator.
+
+Every draw is a pure function of the seed of the run, the operation, the point and the element, so that the same
+program gives the same numbers under every schedule, block size and backend. The generator is Threefry-2x32 with 20
+rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.dtypes import DType, DTypeLike
+from tempo.errors import DomainError, DtypeError
+from tempo.graph.node import Domain, Primitive, Shape, dims_of, shape_symbols
+from tempo.ops.creation import as_shape
+from tempo.ops.elementwise import astype, cos, floor_divide, less, log, mod, sqrt
+from tempo.ops.reduction import argmax
+
+argsort = None
+from tempo.source import user_line
+from tempo.symbolic import Dim, Expr
+from tempo.tensor import (
+    RecurrentTensor,
+    ShapeLike,
+    TensorLike,
+    apply,
+    as_tensor,
+    current_program,
+)
+
+Array = np.ndarray[Any, Any]
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_WORD = np.uint64(0xFFFFFFFF)
+# How many random bits fill the significand of each type.
+_PRECISION = {dtypes.bfloat16: 8, dtypes.float16: 11, dtypes.float32: 24, dtypes.float64: 53}
+
+
+def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The 64 random bits of a 64-bit counter under a 64-bit key, as two words."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            x = x + y
+            y = (y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation))
+            y = y ^ x
+        x = x + keys[(block + 1) % 3]
+        y = y + keys[(block + 2) % 3] + np.uint32(block + 1)
+    return x, y
+
+
+def _random_bits(seed: Array, *, stream: int, point: tuple[int, ...], shape: tuple[int, ...], dtype: DType) -> Array:
+    """Random words. The key is the seed folded with the operation's number, then with each coordinate of the
+    point; the counter is the element's position."""
+    with np.errstate(over="ignore"):
+        key = (seed[0:1], seed[1:2])
+        for n, coordinate in enumerate((stream, *point)):
+            key = threefry(key, (_word(coordinate), _word(n)))
+        position = np.arange(math.prod(shape), dtype=np.uint64)
+        counter = (
+            (position & _WORD).astype(np.uint32),
+            (position >> np.uint64(32)).astype(np.uint32),
+        )
+        first, second = threefry(key, counter)
+    if dtype == dtypes.uint64:
+        first = (first.astype(np.uint64) << np.uint64(32)) | second
+    return first.reshape(shape)
+
+
+def _word(value: int) -> Array:
+    return np.array([value & 0xFFFFFFFF], np.uint32)
+
+
+RANDOM_BITS = Primitive(
+    "random_bits",
+    infer=lambda seed, *, stream, point, shape, dtype: (shape, dtype),
+    reference=_random_bits,
+)
+
+
+def bits(shape: ShapeLike = (), domain: Domain | Dim = (), dtype: DTypeLike = "uint32") -> RecurrentTensor:
+    """Random unsigned integers (uint32 or uint64), all values equally likely.
+
+    ``domain`` says over which dims the draws differ: one draw for all steps without it, one per step of t
+    with ``domain=(t,)``.
+    """
+    program = current_program()
+    point = program.as_domain(domain)
+    sizes = as_shape(shape)
+    varying = dims_of(shape_symbols(sizes))
+    if varying:
+        raise DomainError(
+            f"the shape of random numbers varies over {', '.join(d.name for d in varying)}",
+            places=[("here", user_line())],
+            hint="draw a fixed number per step and use part of it: x.space[0:t + 1]",
+        )
+    target = dtypes.as_dtype(dtype)
+    if target not in (dtypes.uint32, dtypes.uint64):
+        raise DtypeError(f"random bits are uint32 or uint64, not {target.name}", places=[("here", user_line())])
+    return apply(
+        RANDOM_BITS,
+        (program.seed,),
+        program=program,
+        stream=program.next_random_stream(),
+        point=point,
+        shape=sizes,
+        dtype=target,
+    )
+
+
+def _unit(shape: ShapeLike, domain: Domain | Dim, dtype: DTypeLike) -> RecurrentTensor:
+    """Uniform in [0, 1), every multiple of the type's precision equally likely."""
+    target = dtypes.as_dtype(dtype)
+    if not dtypes.is_float(target):
+        raise DtypeError(
+            f"random real numbers need a floating-point dtype, not {target.name}",
+            places=[("here", user_line())],
+            hint="use tp.random.randint for integers",
+        )
+    precision = _PRECISION[target]
+    width, source = (64, "uint64") if target == dtypes.float64 else (32, "uint32")
+    whole = floor_divide(bits(shape, domain, source), 2 ** (width - precision))
+    return astype(whole, target) * 2.0**-precision
+
+
+def uniform(
+    shape: ShapeLike = (),
+    domain: Domain | Dim = (),
+    low: TensorLike = 0.0,
+    high: TensorLike = 1.0,
+    dtype: DTypeLike = "float32",
+) -> RecurrentTensor:
+    """Uniform in ``[low, high)``."""
+    unit = _unit(shape, domain, dtype)
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return unit if (low, high) == (0, 1) else unit * (high - low) + low
+    low = as_tensor(low)
+    return unit * (as_tensor(high) - low) + low
+
+
+def normal(
+    shape: ShapeLike = (),
+    domain: Domain | Dim = (),
+    mean: TensorLike = 0.0,
+    std: TensorLike = 1.0,
+    dtype: DTypeLike = "float32",
+) -> RecurrentTensor:
+    """Normal with the given mean and standard deviation (Box-Muller)."""
+    # 1 - u is in (0, 1], so the logarithm is finite.
+    radius = sqrt(-2.0 * log(1.0 - _unit(shape, domain, dtype)))
+    standard = radius * cos(2 * math.pi * _unit(shape, domain, dtype))
+    if isinstance(mean, int | float) and isinstance(std, int | float) and (mean, std) == (0, 1):
+        return standard
+    return standard * std + mean
+
+
+def bernoulli(p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Domain | Dim = ()) -> RecurrentTensor:
+    """True with probability ``p``; the shape is that of ``p`` unless given."""
+    probability = as_tensor(p)
+    size: Shape = probability.shape if shape is None else as_shape(shape)
+    return less(_unit(size, domain, dtypes.float_of(probability.dtype)), probability)
+
+
+def randint(
+    low: int,
+    high: int,
+    shape: ShapeLike = (),
+    domain: Domain | Dim = (),
+    dtype: DTypeLike = "int32",
+) -> RecurrentTensor:
+    """Integers in ``low .. high - 1``. (Uneven by at most one part in 2**32 / (high - low).)"""
+    if not (isinstance(low, int) and isinstance(high, int) and low < high <= low + 2**32 - 1):
+        raise DtypeError(
+            f"randint({low!r}, {high!r}): needs integers low < high, less than 2**32 apart",
+            places=[("here", user_line())],
+        )
+    drawn = mod(bits(shape, domain), high - low)
+    return astype(drawn, dtype) + low
+
+
+def categorical(logits: TensorLike, domain: Domain | Dim = (), axis: int = -1) -> RecurrentTensor:
+    """An index along ``axis``, drawn with probabilities ``softmax(logits)`` (the Gumbel trick)."""
+    scores = as_tensor(logits)
+    scores = astype(scores, dtypes.accumulator_of(dtypes.float_of(scores.dtype)))
+    # Half a step up from [0, 1): neither logarithm sees a zero.
+    drawn = _unit(scores.shape, domain, scores.dtype)
+    half = 2.0 ** -(_PRECISION[scores.dtype] + 1)
+    return argmax(scores - log(-log(drawn * (1 - 2 * half) + half)), axis)
+
+
+def permutation(n: int | Expr, domain: Domain | Dim = (), dtype: DTypeLike = "int32") -> RecurrentTensor:
+    """A random order of ``0, 1, ..., n - 1``."""
+    return astype(argsort(bits(n, domain)), dtype)

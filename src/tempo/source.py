@@ -1,0 +1,34 @@
+"""Where in the user's program something was written."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """One line of a user's program."""
+
+    file: str
+    line: int
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}"
+        return f"{place}: {self.text}" if self.text else place
+
+
+def user_line() -> SourceLine:
+    """The innermost line on the call stack that is not Tempo's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,285 @@
+"""isl sets and relations derived from index expressions and conditions.
+
+The only module that talks to isl.  Spaces have named dims: a dim of the program is a set dim, every
+other symbol is a parameter, and objects of different calls meet because isl matches parameters by
+name.  Nothing here restricts a dim to its range unless asked to: intersect with ``box``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
+
+import islpy as isl
+
+from tempo.errors import IndexExpressionError
+from tempo.symbolic.condition import (
+    FALSE,
+    TRUE,
+    And,
+    AtLeastZero,
+    Condition,
+    EqualsZero,
+    Not,
+    Or,
+    at_least_zero,
+    conjunction,
+    disjunction,
+    equal,
+)
+from tempo.symbolic.expr import (
+    Dim,
+    Expr,
+    ExprLike,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Product,
+    Symbol,
+    as_expr,
+)
+from tempo.symbolic.index import Index, Slice
+
+_set, _in, _out, _param = (
+    isl.dim_type.set,
+    isl.dim_type.in_,
+    isl.dim_type.out,
+    isl.dim_type.param,
+)
+
+
+def pw_aff(expr: ExprLike, dims: Sequence[Dim], name: str = "") -> isl.PwAff:
+    """``expr`` as a function on the set space ``name[dims]``."""
+    expr = as_expr(expr)
+    return _pieces(_set_frame(dims, expr.symbols(), name).value(expr))
+
+
+def to_set(condition: Condition, dims: Sequence[Dim], name: str = "") -> isl.Set:
+    """The points of ``name[dims]`` where ``condition`` holds."""
+    return _set_frame(dims, condition.symbols(), name).points(condition)
+
+
+def box(dims: Sequence[Dim], name: str = "") -> isl.Set:
+    """The points of ``name[dims]`` with ``0 <= d < d.bound`` for every dim."""
+    return to_set(conjunction(c for d in dims for c in (d >= 0, d < d.bound)), dims, name)
+
+
+def access(
+    index: Index,
+    dims: Sequence[Dim],
+    producer_dims: Sequence[str],
+    condition: Condition = TRUE,
+    consumer_name: str = "",
+    producer_name: str = "",
+) -> isl.Map:
+    """The relation from each point of ``consumer_name[dims]`` where ``condition`` holds to the
+    points of ``producer_name[producer_dims]`` that ``index`` reads there."""
+    if len(index) != len(producer_dims):
+        raise ValueError(f"an index of {len(index)} items reads a tensor of {len(producer_dims)} dims")
+    _check_distinct(producer_dims)
+    read = [Symbol(name) for name in producer_dims]
+    parts = [condition]
+    for point, item in zip(read, index, strict=True):
+        if isinstance(item, Slice):
+            parts += [point >= item.start, point < item.stop]
+        else:
+            parts.append(equal(point, item))
+    relation = conjunction(parts)
+
+    parameters = _parameters(dims, relation.symbols().difference(read))
+    space = isl.Space.create_from_names(
+        isl.DEFAULT_CONTEXT,
+        in_=[d.name for d in dims],
+        out=list(producer_dims),
+        params=[p.name for p in parameters],
+    )
+    if consumer_name:
+        space = space.set_tuple_name(_in, consumer_name)
+    if producer_name:
+        space = space.set_tuple_name(_out, producer_name)
+    # A wrapped relation is a set whose dims are those of the consumer, then those of the producer.
+    return _Frame(space.wrap(), [*dims, *read], parameters).points(relation).unwrap()
+
+
+def sample(points: isl.Set) -> dict[str, int] | None:
+    """The lexicographically least point, by name; None where there is none.
+
+    Parameters come first, so a set of parametric size is shown at the least size that has a point.
+    A dim without a lower bound gets some value.
+    """
+    names = [*points.get_var_names_not_none(_param), *points.get_var_names_not_none(_set)]
+    _check_distinct(names)
+    rest = points.move_dims(_set, 0, _param, 0, points.dim(_param))
+    if rest.is_empty():
+        return None
+    space = isl.LocalSpace.from_space(rest.get_space())
+    result = {}
+    for position, name in enumerate(names):
+        ends = _ends(rest, isl.Aff.var_on_domain(space, _set, position))
+        assert ends is not None
+        least, _ = ends
+        if least is None:
+            least = rest.sample_point().get_coordinate_val(_set, position).to_python()
+        rest = rest.fix_val(_set, position, least)
+        result[name] = least
+    return result
+
+
+def deltas_sign(relation: isl.Map, consumer_dim: str, producer_dim: str) -> tuple[int | None, int | None] | None:
+    """The least and the greatest ``consumer_dim - producer_dim`` over a relation from consumer to
+    producer points and over all values of its parameters.
+
+    An end is None where the difference is unbounded.  The whole result is None where the relation
+    is empty: there is no difference to speak of.
+    """
+    pairs = relation.wrap()
+    space = isl.LocalSpace.from_space(pairs.get_space())
+    consumer = _position(relation, _in, consumer_dim)
+    producer = relation.dim(_in) + _position(relation, _out, producer_dim)
+    difference = isl.Aff.var_on_domain(space, _set, consumer).sub(isl.Aff.var_on_domain(space, _set, producer))
+    return _ends(pairs, difference)
+
+
+class _Frame:
+    """A set space together with the affine function that each symbol is on it."""
+
+    def __init__(self, space: isl.Space, variables: Sequence[Symbol], parameters: Sequence[Symbol]) -> None:
+        local = isl.LocalSpace.from_space(space)
+        self.space = space
+        self.zero = isl.Aff.zero_on_domain(local)
+        self.symbols = {
+            symbol: isl.Aff.var_on_domain(local, kind, position)
+            for kind, symbols in ((_set, variables), (_param, parameters))
+            for position, symbol in enumerate(symbols)
+        }
+
+    def value(self, expr: Expr) -> isl.Aff | isl.PwAff:
+        """An ``Aff`` unless a minimum or maximum makes it piecewise."""
+        total: isl.Aff | isl.PwAff = self.zero.add_constant_val(expr.constant)
+        for atom, c in expr.terms:
+            term = self._atom(atom)
+            if c != 1:
+                term = term.scale_val(c)
+            if isinstance(total, isl.Aff) and isinstance(term, isl.Aff):
+                total = total.add(term)
+            else:
+                total = _pieces(total).add(_pieces(term))
+        return total
+
+    def _atom(self, atom: Expr) -> isl.Aff | isl.PwAff:
+        match atom:
+            case Symbol():
+                return self.symbols[atom]
+            case FloorDiv():
+                return self.value(atom.dividend).scale_down_val(atom.divisor).floor()
+            case Mod():
+                return self.value(atom.dividend).mod_val(atom.divisor)
+            case Min():
+                return reduce(isl.PwAff.min, (_pieces(self.value(a)) for a in atom.arguments))
+            case Max():
+                return reduce(isl.PwAff.max, (_pieces(self.value(a)) for a in atom.arguments))
+            case Product():
+                raise IndexExpressionError(
+                    f"{atom}: an index may only multiply by a number",
+                    hint="all factors but one must be integers once the bounds are known",
+                )
+        raise AssertionError(f"{type(atom).__name__} is not a kind of atom")
+
+    def points(self, condition: Condition) -> isl.Set:
+        match condition:
+            case And():
+                return reduce(isl.Set.intersect, map(self.points, condition.parts))
+            case Or():
+                return reduce(isl.Set.union, map(self.points, condition.parts))
+            case Not():
+                expr = condition.condition.expr
+                return self.points((expr > 0) | (expr < 0))
+            case AtLeastZero():
+                if (by_cases := _decide_extremum(condition.expr)) is not None:
+                    return self.points(by_cases)
+                value = self.value(condition.expr)
+                if isinstance(value, isl.Aff):
+                    return value.ge_basic_set(self.zero).to_set()
+                return value.nonneg_set()
+            case EqualsZero():
+                value = self.value(condition.expr)
+                if isinstance(value, isl.Aff):
+                    return value.zero_basic_set().to_set()
+                return value.zero_set()
+        if condition is TRUE:
+            return isl.Set.universe(self.space)
+        assert condition is FALSE
+        return isl.Set.empty(self.space)
+
+
+def _ends(points: isl.Set, function: isl.Aff) -> tuple[int | None, int | None] | None:
+    """The least and the greatest value on a set, None where unbounded; None on an empty set."""
+    # Piece by piece, for isl (in islpy 2026.2) counts an empty piece as the value 0: of the set
+    # {t <= p < 0 <= t} or {p = -1}, Set.max_val and dim_max_val say that p reaches 0, and the
+    # minima err likewise.
+    pieces = [p.to_set() for p in points.get_basic_sets() if not p.is_empty()]
+    if not pieces:
+        return None
+    lows = [p.min_val(function) for p in pieces]
+    highs = [p.max_val(function) for p in pieces]
+    return (
+        min(v.to_python() for v in lows) if all(v.is_int() for v in lows) else None,
+        max(v.to_python() for v in highs) if all(v.is_int() for v in highs) else None,
+    )
+
+
+def _decide_extremum(expr: Expr) -> Condition | None:
+    """``expr >= 0`` with one minimum or maximum replaced by its arguments, None if it has none.
+
+    ``min(a, b) >= 0`` is ``a >= 0`` and ``b >= 0``: one convex set, where the pieces of the
+    function ``min(a, b)`` would give two.
+    """
+    for atom, c in expr.terms:
+        if isinstance(atom, Min | Max):
+            rest = expr - c * atom
+            cases = (at_least_zero(rest + c * a) for a in atom.arguments)
+            all_must_hold = isinstance(atom, Min) == (c > 0)
+            return conjunction(cases) if all_must_hold else disjunction(cases)
+    return None
+
+
+def _pieces(value: isl.Aff | isl.PwAff) -> isl.PwAff:
+    return isl.PwAff.from_aff(value) if isinstance(value, isl.Aff) else value
+
+
+def _set_frame(dims: Sequence[Dim], symbols: frozenset[Symbol], name: str) -> _Frame:
+    parameters = _parameters(dims, symbols)
+    space = isl.Space.create_from_names(
+        isl.DEFAULT_CONTEXT,
+        set=[d.name for d in dims],
+        params=[p.name for p in parameters],
+    )
+    if name:
+        space = space.set_tuple_name(_set, name)
+    return _Frame(space, dims, parameters)
+
+
+def _parameters(dims: Sequence[Dim], symbols: frozenset[Symbol]) -> list[Symbol]:
+    """The symbols that are not dims, as declared, after a check that names tell all apart."""
+    parameters = sorted(symbols.difference(dims), key=lambda s: s.number)
+    _check_distinct([s.name for s in (*dims, *parameters)])
+    return parameters
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"isl dims are told apart by name, but {', '.join(map(repr, twice))} occurs twice"
+            f" among {', '.join(map(repr, names))}"
+        )
+
+
+def _position(relation: isl.Map, kind: isl.dim_type, name: str) -> int:
+    position = relation.find_dim_by_name(kind, name)
+    if position < 0:
+        side = "consumer" if kind == _in else "producer"
+        raise ValueError(f"the {side} side of {relation} has no dim {name!r}")
+    return position
