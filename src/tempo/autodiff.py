@@ -31,7 +31,6 @@ from tempo.ops.creation import FULL
 from tempo.ops.elementwise import COPY
 from tempo.source import SourceLine, user_line
 from tempo.symbolic import (
-    FALSE,
     TRUE,
     Condition,
     Dim,
@@ -48,6 +47,7 @@ from tempo.symbolic import (
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
 from tempo.symbolic.intervals import at_least, extremes
+from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
 from tempo.tensor import RecurrentTensor, apply, foreign
 
@@ -526,9 +526,9 @@ def image(scatter: Scatter, target: Domain) -> Condition:
     parts: list[Condition] = []
     for q, item in zip(target, scatter.index, strict=True):
         if isinstance(item, Expr):
-            inverse = _inverse(item, q, set(producer) - set(solved))
-            if inverse is not None:
-                d, expr, divisible = inverse
+            found = inverse(item, q, set(producer) - set(solved))
+            if found is not None:
+                d, expr, divisible = found
                 solved[d] = expr
                 parts.extend([expr >= 0, expr < d.bound, divisible])
     rest = {d: (constant(0), d.bound - 1) for d in producer if d not in solved}
@@ -544,34 +544,3 @@ def image(scatter: Scatter, target: Domain) -> Condition:
     conditions = scatter.condition.parts if isinstance(scatter.condition, And) else (scatter.condition,)
     parts.extend(c.substitute(solved) for c in conditions if not c.symbols() & set(rest))
     return conjunction(parts)
-
-
-def _inverse(item: Expr, q: Dim, unsolved: set[Dim]) -> tuple[Dim, Expr, Condition] | None:
-    """Solve ``q == item`` for the one dim in ``item``, where it stands in it with a plain factor."""
-    dims = [s for s in item.symbols() if isinstance(s, Dim)]
-    if len(dims) != 1 or dims[0] not in unsolved:
-        return None
-    factor = dict(item.terms).get(dims[0], 0)
-    offset = item - factor * dims[0]
-    if factor == 0 or dims[0] in offset.symbols():
-        return None
-    value = (q - offset) if factor > 0 else (offset - q)
-    size = abs(factor)
-    return dims[0], value // size, equal(value % size, 0)
-
-
-def within(condition: Condition, domain: Domain) -> Condition:
-    """The condition without what holds at every point of the domain anyway."""
-    ranges = {d: (constant(0), d.bound - 1) for d in domain}
-    if isinstance(condition, And):
-        return conjunction(within(part, domain) for part in condition.parts)
-    if condition is TRUE or condition is FALSE:
-        return condition
-    expr = getattr(condition, "expr", None)
-    if expr is not None and condition == (expr >= 0):
-        try:
-            if at_least(extremes(expr, ranges)[0], 0):
-                return TRUE
-        except IndexExpressionError:
-            pass
-    return condition

@@ -26,7 +26,12 @@ class TempoError(Exception):
         hint: str = "",
     ) -> None:
         self.message = message
-        self.places = tuple((label, line) for label, line in places if line is not None)
+        # Of several labels for one line the first says why it matters most.
+        labels: dict[SourceLine, str] = {}
+        for label, line in places:
+            if line is not None:
+                labels.setdefault(line, label)
+        self.places = tuple((label, line) for line, label in labels.items())
         self.hint = hint
         lines = [message]
         lines.extend(f"  {label}: {line}" for label, line in self.places)

@@ -19,8 +19,7 @@ from tempo.graph.node import Domain, Primitive, Shape, dims_of, shape_symbols
 from tempo.ops.creation import as_shape
 from tempo.ops.elementwise import astype, cos, floor_divide, less, log, mod, sqrt
 from tempo.ops.reduction import argmax
-
-argsort = None
+from tempo.ops.sorting import argsort
 from tempo.source import user_line
 from tempo.symbolic import Dim, Expr
 from tempo.tensor import (

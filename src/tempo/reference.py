@@ -27,6 +27,7 @@ from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.source import user_line
 from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol
+from tempo.symbolic.grid import Grid
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
@@ -588,7 +589,7 @@ def check_host_results(
 
 def resolve(value: Any, here: Mapping[Any, int]) -> Any:
     """An attribute with its expressions and conditions replaced by their values at a point."""
-    if isinstance(value, Expr | Condition):
+    if isinstance(value, Expr | Condition | Grid):
         return value.evaluate(here)
     if isinstance(value, tuple):
         return tuple(resolve(v, here) for v in value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
-from tempo.errors import ProgramError
+from tempo.errors import DtypeError, ProgramError
 from tempo.graph.node import (
     Domain,
     Edge,
@@ -22,12 +22,14 @@ from tempo.graph.node import (
     shape_symbols,
     show_shape,
 )
+from tempo.graph.printing import show_attribute
 from tempo.source import user_line
 from tempo.symbolic import (
     Bound,
     Condition,
     Expr,
 )
+from tempo.symbolic import index as indices
 
 if TYPE_CHECKING:
     from tempo.program import Program
@@ -57,7 +59,6 @@ class RecurrentTensor:
     """
 
     __slots__ = ("edge", "program")
-    __array_ufunc__ = None  # so that array + tensor asks the tensor
 
     def __init__(self, program: Program, edge: Edge) -> None:
         self.program = program
@@ -85,11 +86,15 @@ class RecurrentTensor:
 
     @property
     def name(self) -> str:
-        return self.edge.node.label
+        """The name a user gave, or the operation that made it."""
+        return describe(self.edge.node.here())
 
     def __repr__(self) -> str:
         domain = ", ".join(d.name for d in self.domain)
-        return f"<{self.edge} over ({domain}), shape {show_shape(self.shape)}, {self.dtype.name}>"
+        return f"<{self} over ({domain}), shape {show_shape(self.shape)}, {self.dtype.name}>"
+
+    def __str__(self) -> str:
+        return describe(self.edge)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -130,33 +135,60 @@ class RecurrentTensor:
 
     def __bool__(self) -> builtins.bool:
         raise ProgramError(
-            f"the truth value of tensor {self.edge} is not known while the program is written",
+            f"the truth value of tensor {self} is not known while the program is written",
             places=[("here", user_line()), (self.name, self.edge.node.source)],
             hint="use tp.where(condition, a, b) instead of if, & | ~ instead of and, or, not",
         )
 
     def __iter__(self) -> Any:
         raise ProgramError(
-            f"tensor {self.edge} cannot be iterated over",
+            f"tensor {self} cannot be iterated over",
             places=[("here", user_line())],
             hint="time: x[0:T] stacks all steps; inside a value: x.space[i] for each i",
         )
 
     def __len__(self) -> int:
         raise ProgramError(
-            f"tensor {self.edge} has no len()",
+            f"tensor {self} has no len()",
             places=[("here", user_line())],
             hint="use x.shape[0] for the value's first axis, the dim's bound for the number of steps",
         )
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise ProgramError(
-            f"tensor {self.edge} has no values while the program is written",
+            f"tensor {self} has no values while the program is written",
             places=[("here", user_line())],
-            hint="use tp functions instead of NumPy's; x.at(t=3) evaluates one point for debugging",
+            hint="compute with tp functions (tp.stack makes one tensor of several); "
+            "x.at(t=3) evaluates one point for debugging",
         )
 
     __float__ = __int__ = __array__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """``array + tensor`` arrives here as np.add; any other NumPy function is a mistake."""
+        name = ufunc.__name__.replace("bitwise", "logical").replace("remainder", "mod")
+        if name not in _SIGNS or method != "__call__" or options:
+            raise _not_numpys(ufunc.__name__)
+        return getattr(ops, name)(*operands)
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise _not_numpys(function.__name__)
+
+    @property
+    def next(self) -> RecurrentTensor:
+        raise self._not_a_state()
+
+    @next.setter
+    def next(self, value: TensorLike) -> None:
+        raise self._not_a_state()
+
+    def _not_a_state(self) -> ProgramError:
+        return ProgramError(
+            f"{self} is not a state: it has no next value",
+            places=[("here", user_line()), (self.name, self.edge.node.source)],
+            hint="declare it with prog.state(name, init, over=...); parameters are states "
+            "where they are declared within 'with prog.training(over=...):'",
+        )
 
     __hash__ = object.__hash__
 
@@ -337,6 +369,13 @@ class Space:
     def __getitem__(self, key: Any) -> RecurrentTensor:
         return ops.index(self._tensor, key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise ProgramError(
+            f"{self._tensor}.space[...] = ...: a part of a value cannot be assigned",
+            places=[("here", user_line()), (self._tensor.name, self._tensor.edge.node.source)],
+            hint="define the whole value in one case, e.g. with tp.where, tp.concatenate or tp.scatter_add",
+        )
+
 
 # -- from values to tensors ---------------------------------------------------------------------------
 
@@ -357,6 +396,50 @@ def as_tensor(value: TensorLike, program: Program | None = None, dtype: DType | 
     return ops.constant(value, dtype, program=program)
 
 
+_SIGNS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "floor_divide": "//",
+    "mod": "%",
+    "power": "**",
+    "matmul": "@",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "logical_and": "&",
+    "logical_or": "|",
+    "logical_xor": "^",
+}
+
+
+def _not_numpys(function: str) -> ProgramError:
+    return ProgramError(
+        f"np.{function} does not work on the tensors of a program",
+        places=[("here", user_line())],
+        hint=f"use tp.{function}" if function in ops.__all__ else "compute with tp functions",
+    )
+
+
+def describe(edge: Edge) -> str:
+    """A tensor as its user knows it: by its name, or by the operation that made it."""
+    node = edge.node
+    if node.name:
+        return str(edge)
+    if not node.edges:
+        given = node.attributes.values()
+        values = [str(v.ravel()[0]) if getattr(v, "size", 0) == 1 else show_attribute(v) for v in given]
+        return values[0] if len(values) == 1 else f"{node.op.name}({', '.join(values)})"
+    operands = [describe(e) if e.node.name or not e.node.edges else "..." for e in node.edges]
+    sign = _SIGNS.get(node.op.name)
+    text = f" {sign} ".join(operands) if sign else f"{node.op.name}({', '.join(operands)})"
+    return text if edge.is_here else f"({text})[{indices.show(edge.index)}]"
+
+
 def program_of(value: object) -> Program | None:
     """The program that a dim, an expression or a condition was made in."""
     if isinstance(value, Expr | Condition):
@@ -369,7 +452,7 @@ def program_of(value: object) -> Program | None:
 
 def foreign(value: RecurrentTensor, program: Program) -> ProgramError:
     return ProgramError(
-        f"tensor {value.edge} belongs to program '{value.program.name}', not to '{program.name}'",
+        f"tensor {value} belongs to program '{value.program.name}', not to '{program.name}'",
         places=[("here", user_line()), (value.name, value.edge.node.source)],
         hint="declare an input in this program and give it the other program's output",
     )
@@ -391,7 +474,12 @@ def coerce(*values: TensorLike) -> tuple[RecurrentTensor, ...]:
     program = common_program(values)
     strong = [as_tensor(v, program).dtype for v in values if not is_weak(v)]
     weak = [np.asarray(v).ravel()[:1].tolist() or [0.0] for v in values if is_weak(v)]
-    dtype = dtypes.promote_all(strong, [w[0] for w in weak])
+    try:
+        dtype = dtypes.promote_all(strong, [w[0] for w in weak])
+    except DtypeError as error:
+        tensors = [as_tensor(v, program) for v in values]
+        places = [("here", user_line()), *((str(x), x.edge.node.source) for x in tensors)]
+        raise DtypeError(error.message, places=places, hint=error.hint) from None
     return tuple(as_tensor(v, program, dtype) for v in values)
 
 

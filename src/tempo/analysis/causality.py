@@ -8,10 +8,11 @@ order, in either direction) could run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tempo.analysis.relations import Read, Relations
-from tempo.graph.node import Node
+from tempo.graph.node import Graph, Node
+from tempo.graph.traversal import producers
 from tempo.symbolic import Dim
 from tempo.symbolic.polyhedral import deltas_sign
 
@@ -58,17 +59,28 @@ def _distance(read: Read, family: Dim) -> tuple[int | None, int | None] | None:
 
 
 def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:
-    """The strongly connected components that contain a circle (Tarjan's algorithm, without recursion)."""
+    """The sets of nodes that read each other in circles."""
     following: dict[Node, list[Node]] = {node: [] for node in nodes}
     for r in reads:
         if r.consumer in following and r.producer in following:
             following[r.consumer].append(r.producer)
+    return [c for c in components(following) if len(c) > 1 or any(n in following[n] for n in c)]
+
+
+def node_circles(graph: Graph) -> list[set[Node]]:
+    """The sets of nodes that read each other in circles, whatever the points."""
+    following = {node: list(producers(node, graph.cases)) for node in graph.nodes}
+    return [c for c in components(following) if len(c) > 1]
+
+
+def components(following: Mapping[Node, Sequence[Node]]) -> list[set[Node]]:
+    """Strongly connected components, each after those it leads to (Tarjan's algorithm, without recursion)."""
     order: dict[Node, int] = {}
     low: dict[Node, int] = {}
     stack: list[Node] = []
     on_stack: set[Node] = set()
     found: list[set[Node]] = []
-    for root in nodes:
+    for root in following:
         if root in order:
             continue
         work = [(root, iter(following[root]))]
@@ -98,6 +110,5 @@ def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:
                         component.add(member)
                         if member is node:
                             break
-                    if len(component) > 1 or node in following[node]:
-                        found.append(component)
+                    found.append(component)
     return found

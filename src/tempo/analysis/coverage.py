@@ -14,8 +14,14 @@ from tempo.symbolic import TRUE, Condition, Slice, conjunction, disjunction
 
 def is_covered(relations: Relations) -> bool:
     """Whether everything needed is defined."""
+    return needed_points(relations)[1]
+
+
+def needed_points(relations: Relations) -> tuple[dict[Node, Points], bool]:
+    """Where each node is needed, and whether all of that is defined."""
     graph, defined = relations.graph, relations.defined
     needed: dict[Node, Points] = {}
+    covered = True
 
     def need(node: Node, points: Points) -> None:
         needed[node] = needed[node].union(points).coalesce() if node in needed else points
@@ -25,32 +31,28 @@ def is_covered(relations: Relations) -> bool:
             need(node, defined[node])
     for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values()):
         if edge.node.op is RECURRENT and edge.is_here and edge not in graph.emits.values():
-            if not _handed_out(relations, edge):
-                return False
+            covered = covered and _handed_out(relations, edge)
             continue
         if not edge.domain:
             read = relations.access(edge.index, (), edge.node.domain, _lengths(edge))
         else:
             read = relations.access(edge.index, edge.domain, edge.node.domain, _lengths(edge))
             read = read.intersect_domain(relations.box(edge.domain))
-        if not read.range().is_subset(defined[edge.node]):
-            return False
-        need(edge.node, read.range())
+        covered = covered and read.range().is_subset(defined[edge.node])
+        need(edge.node, read.range().intersect(defined[edge.node]))
 
     # Recurrent nodes first, whose needs are known; then consumers before their operands, which are older.
     ordered = sorted(graph.nodes, key=lambda n: (n.op is not RECURRENT, -n.number))
     for node in ordered:
         if node not in needed:
             continue
-        if not _lengths_hold(relations, node, needed[node]):
-            return False
+        covered = covered and _lengths_hold(relations, node, needed[node])
         for read in relations.reads(node):
             points = read.relation.intersect_domain(needed[node]).range()
-            if not points.is_subset(defined[read.producer]):
-                return False
+            covered = covered and points.is_subset(defined[read.producer])
             if read.producer.op not in (RECURRENT, HOST):
-                need(read.producer, points)
-    return True
+                need(read.producer, points.intersect(defined[read.producer]))
+    return needed, covered
 
 
 def _handed_out(relations: Relations, edge: Edge) -> bool:

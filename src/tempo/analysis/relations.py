@@ -35,6 +35,8 @@ class Read:
     consumer: Node
     producer: Node
     relation: Relation
+    index: Index | None = None
+    """The index that the relation comes from, where it comes from one."""
 
 
 class Relations:
@@ -90,7 +92,7 @@ class Relations:
     def through(self, consumer: Node, edge: Edge, condition: Condition) -> Read:
         index = indices.substitute(edge.index, self.numbers)
         relation = self.access(index, consumer.domain, edge.node.domain, condition)
-        return Read(consumer, edge.node, relation)
+        return Read(consumer, edge.node, relation, edge.index)
 
     def access(self, index: Index, domain: Domain, producer: Domain, condition: Condition) -> Relation:
         return access(

@@ -23,6 +23,7 @@ from tempo.dtypes import DType
 from tempo.source import SourceLine
 from tempo.symbolic import TRUE, Condition, Dim, Expr, Index, Slice, Symbol, as_expr, conjunction
 from tempo.symbolic import index as indices
+from tempo.symbolic.grid import Grid
 
 Size = int | Expr
 Shape = tuple[Size, ...]
@@ -193,7 +194,7 @@ def show_shape(shape: Shape) -> str:
 
 def attribute_symbols(value: Any) -> frozenset[Symbol]:
     """The symbols in an attribute, however nested."""
-    if isinstance(value, Expr | Condition | Slice):
+    if isinstance(value, Expr | Condition | Slice | Grid):
         return value.symbols()
     if isinstance(value, tuple | list):
         return frozenset().union(*map(attribute_symbols, value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ from tempo.dtypes import DType
 from tempo.errors import DtypeError, ShapeError
 from tempo.graph.node import Edge, Shape, Size, show_shape
 from tempo.source import user_line
-from tempo.symbolic import Expr
-from tempo.tensor import RecurrentTensor
+from tempo.symbolic import Dim, Expr
+from tempo.tensor import RecurrentTensor, describe
 
 
 def places(edges: Sequence[Edge]) -> list[tuple[str, Any]]:
     """Where an operation and its operands were written."""
-    return [("here", user_line()), *((str(e), e.node.source) for e in edges)]
+    return [("here", user_line()), *((describe(e), e.node.source) for e in edges)]
 
 
 def broadcast_shapes(
@@ -45,12 +45,14 @@ def broadcast_shapes(
 def normal_axis(op: str, edge: Edge, axis: int) -> int:
     rank = len(edge.shape)
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or not -rank <= axis < rank:
+        hint = f"axes are integers from {-rank} to {rank - 1}" if rank else "a scalar has no axes"
+        if edge.domain:
+            d = axis if isinstance(axis, Dim) else edge.domain[-1]
+            hint += f"; to go over the steps of {d.name}, stack them first: x[0:{d.bound}] has them as axis 0"
         raise ShapeError(
             f"{op}: axis {axis} is out of range for shape {show_shape(edge.shape)}",
             places=places([edge]),
-            hint=f"axes are integers from {-rank} to {rank - 1}"
-            if rank
-            else "a scalar has no axes",
+            hint=hint,
         )
     return int(axis) % rank
 
@@ -59,7 +61,7 @@ def normal_axes(op: str, edge: Edge, axis: int | Sequence[int] | None) -> tuple[
     """Axes as a sorted tuple of non-negative integers; None means all."""
     if axis is None:
         return tuple(range(len(edge.shape)))
-    listed = [axis] if isinstance(axis, int | np.integer) else list(axis)
+    listed = list(axis) if isinstance(axis, Iterable) else [axis]
     axes = tuple(sorted(normal_axis(op, edge, a) for a in listed))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{op}: axis {axis} names an axis twice", places=places([edge]))

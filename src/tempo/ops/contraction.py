@@ -71,6 +71,11 @@ def _gradient(
     )
 
 
+def spare_letters(subscripts: str, count: int) -> list[str]:
+    """Letters that ``subscripts`` does not use."""
+    return [letter for letter in string.ascii_letters if letter not in subscripts][:count]
+
+
 EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradient)
 
 
@@ -78,32 +83,25 @@ def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> Recurrent
     """An explicit einsum without repeated letters in a term, two operands at a time."""
     *terms, out = _terms(subscripts)
     sizes = _sizes(subscripts, [x.edge for x in operands], terms)
-    work = [
-        _without_broadcast(x, term, sizes) for x, term in zip(operands, terms, strict=True)
-    ]
+    work = [_without_broadcast(x, term, sizes) for x, term in zip(operands, terms, strict=True)]
     for positions in _path(work, out, sizes):
         chosen = [work.pop(p) for p in sorted(positions, reverse=True)][::-1]
         x, term = chosen[0]
-        for y, other in chosen[1:]:
-            rest = "".join(t for _, t in work) + "".join(t for _, t in chosen[2:]) + out
+        for n, (y, other) in enumerate(chosen[1:], 1):
+            rest = "".join(t for _, t in (*work, *chosen[n + 1 :])) + out
             x, term = _pair(x, term, y, other, rest)
-            chosen = chosen[1:]
         work.append((x, term))
     ((x, term),) = work
     return _rearranged(*_reduced(x, term, out), out)
 
 
-def _without_broadcast(
-    x: RecurrentTensor, term: str, sizes: dict[str, Size]
-) -> tuple[RecurrentTensor, str]:
+def _without_broadcast(x: RecurrentTensor, term: str, sizes: dict[str, Size]) -> tuple[RecurrentTensor, str]:
     """Axes of size 1 that another operand has larger are dropped: they broadcast."""
     kept = [n for n, letter in enumerate(term) if x.shape[n] == sizes[letter]]
     return reshape(x, tuple(x.shape[n] for n in kept)), "".join(term[n] for n in kept)
 
 
-def _path(
-    work: Sequence[tuple[RecurrentTensor, str]], out: str, sizes: dict[str, Size]
-) -> list[tuple[int, ...]]:
+def _path(work: Sequence[tuple[RecurrentTensor, str]], out: str, sizes: dict[str, Size]) -> list[tuple[int, ...]]:
     """The order in which to contract: which operands next, counted as they then stand."""
     if len(work) <= 2:
         return [tuple(range(len(work)))]
@@ -113,9 +111,7 @@ def _path(
     return [tuple(step) for step in np.einsum_path(subscripts, *shapes, optimize="greedy")[0][1:]]
 
 
-def _pair(
-    x: RecurrentTensor, term: str, y: RecurrentTensor, other: str, rest: str
-) -> tuple[RecurrentTensor, str]:
+def _pair(x: RecurrentTensor, term: str, y: RecurrentTensor, other: str, rest: str) -> tuple[RecurrentTensor, str]:
     """Two operands contracted over what nothing else needs."""
     x, term = _reduced(x, term, other + rest)
     y, other = _reduced(y, other, term + rest)
@@ -166,9 +162,7 @@ def einsum(subscripts: str, *operands: TensorLike) -> RecurrentTensor:
         )
     expanded = [_with_ellipsis(subscripts, e, term, text) for e, term in zip(edges, terms, strict=True)]
     # Every letter that "..." stands for, outermost first.
-    spread = max(
-        (_hidden(term, e, text) for e, term in zip(edges, terms, strict=True)), key=len, default=""
-    )
+    spread = max((_hidden(term, e, text) for e, term in zip(edges, terms, strict=True)), key=len, default="")
     letters = "".join(expanded)
     if arrow:
         out = out.replace("...", spread)
@@ -211,6 +205,8 @@ def _check(subscripts: str, edges: Sequence[Edge], terms: Sequence[str], out: st
     missing = [c for c in out if not any(c in term for term in terms)]
     if missing:
         problem = f"'{missing[0]}' is in the result but in no operand"
+    if "->" in subscripts and "..." in subscripts and "..." not in subscripts.split("->")[1]:
+        problem = "'...' is not in the result"
     if problem:
         raise ShapeError(
             f"einsum '{subscripts}': {problem}",

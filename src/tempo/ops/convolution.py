@@ -47,19 +47,17 @@ def _reference(x: Array, w: Array, *, strides: Numbers, dilations: Numbers, grou
     x_, w_ = accumulate_in(x), accumulate_in(w)
     batch, channels, *sizes = x.shape
     outputs, _, *kernel = w.shape
-    places_ = [
-        (n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
-    ]
+    places_ = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)]
     if min(places_) < 0:
         raise ValueError(f"the window {kernel} (dilation {dilations}) is larger than the value, {sizes}")
     x_ = x_.reshape(batch, groups, channels // groups, *sizes)
     w_ = w_.reshape(groups, outputs // groups, channels // groups, *kernel)
     total = np.zeros((batch, groups, outputs // groups, *places_), x_.dtype)
     for offset in np.ndindex(*kernel):
-        grid = tuple(
+        grid: tuple[Any, ...] = tuple(
             slice(o * d, o * d + s * n, s) for o, d, s, n in zip(offset, dilations, strides, places_, strict=True)
         )
-        total += np.einsum("bgc...,goc->bgo...", x_[(..., *grid)], w_[(..., *offset)])
+        total += np.einsum("bgc...,goc->bgo...", x_[..., *grid], w_[..., *offset])
     return total.reshape(batch, outputs, *places_).astype(x.dtype)
 
 
@@ -122,7 +120,8 @@ def conv1d(
 ) -> RecurrentTensor:
     """``x`` (batch, channels, length) with windows ``w`` (outputs, channels / groups, width).
 
-    ``padding`` is a number, one ``(before, after)`` in a list, "valid" (none) or "same" (``ceil(length / stride)`` places).
+    ``padding`` is a number, one ``(before, after)`` in a list, "valid" (none) or "same": as much as makes
+    ``ceil(length / stride)`` places.
     """
     return _convolve("conv1d", 1, x, w, stride, padding, dilation, groups)
 
@@ -243,9 +242,7 @@ def _same(op: str, x: RecurrentTensor, size: Size, kernel: Size, stride: int, di
     return reach // 2, reach - reach // 2
 
 
-def _check_fits(
-    op: str, x: RecurrentTensor, kernel: Shape, dilations: Numbers, edges: Sequence[Edge]
-) -> None:
+def _check_fits(op: str, x: RecurrentTensor, kernel: Shape, dilations: Numbers, edges: Sequence[Edge]) -> None:
     for size, k, d in zip(x.shape[2:], kernel, dilations, strict=True):
         if isinstance(size, int) and isinstance(k, int) and (k < 1 or d * (k - 1) + 1 > size):
             raise ShapeError(
@@ -258,9 +255,7 @@ def _check_fits(
 # -- pooling ------------------------------------------------------------------------------------------------
 
 
-def max_pool1d(
-    x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0
-) -> RecurrentTensor:
+def max_pool1d(x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0) -> RecurrentTensor:
     """The greatest element of every window of ``x`` (batch, channels, length); windows touch by default."""
     return _pool("max_pool1d", 1, x, size, stride, padding, lambda w: max_(w, axis=0), -math.inf)
 
@@ -275,9 +270,7 @@ def max_pool2d(
     return _pool("max_pool2d", 2, x, size, stride, padding, lambda w: max_(w, axis=0), -math.inf)
 
 
-def avg_pool1d(
-    x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0
-) -> RecurrentTensor:
+def avg_pool1d(x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0) -> RecurrentTensor:
     """The mean of every window of ``x`` (batch, channels, length); padding counts as zeros."""
     return _pool("avg_pool1d", 1, x, size, stride, padding, lambda w: mean(w, 0), 0)
 
@@ -318,7 +311,5 @@ def _pool(
     _check_fits(op, value, kernel, ones, [value.edge])
     counts = _output_sizes(value.shape[2:], kernel, strides, ones)
     offsets = itertools.product(*map(range, kernel))
-    parts = [
-        window(value, (0, 0, *offset), (*value.shape[:2], *counts), (1, 1, *strides)) for offset in offsets
-    ]
+    parts = [window(value, (0, 0, *offset), (*value.shape[:2], *counts), (1, 1, *strides)) for offset in offsets]
     return reduce(stack(parts))

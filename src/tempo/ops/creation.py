@@ -41,6 +41,16 @@ INDEX_VALUE = Primitive(
     reference=lambda *, expr: np.asarray(expr, dtypes.DEFAULT_INT),
 )
 
+GRID = Primitive(
+    "grid",
+    infer=lambda *, grid: (
+        tuple(normal_size(d.bound) for d in grid.axes),
+        dtypes.bool_ if isinstance(grid.value, Condition) else dtypes.DEFAULT_INT,
+    ),
+    reference=lambda *, grid: grid,
+)
+"""An expression or condition at all points of some dims, its axes."""
+
 CONDITION_VALUE = Primitive(
     "condition_value",
     infer=lambda *, condition: ((), dtypes.bool_),

@@ -111,11 +111,12 @@ def _share(a: RecurrentTensor, b: RecurrentTensor, wins: RecurrentTensor) -> Rec
 # -- transcendental functions ---------------------------------------------------------------------------
 
 
-def _wide(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _wide(function: Callable[..., Array]) -> Callable[..., Array]:
     """Half precision is computed in float32 and rounded once, as accelerators do."""
 
-    def compute(x: Array) -> Array:
-        return np.asarray(function(x.astype(dtypes.accumulator_of(x.dtype)))).astype(x.dtype)
+    def compute(*arrays: Array) -> Array:
+        dtype = arrays[0].dtype
+        return np.asarray(function(*(x.astype(dtypes.accumulator_of(dtype)) for x in arrays))).astype(dtype)
 
     return compute
 
@@ -142,7 +143,16 @@ ERF = _primitive(
     _wide(np.vectorize(math.erf, otypes=[np.float64])),
     lambda g, out, x: (g * (2 / math.sqrt(math.pi)) * exp(-x * x),),
 )
+LOGADDEXP = _primitive(
+    "logaddexp", _wide(np.logaddexp), lambda g, out, a, b: (g * _portion(a, out), g * _portion(b, out))
+)
 SIGMOID = _primitive("sigmoid", _wide(_sigmoid), lambda g, out, x: (g * out * (1 - out),))
+
+def _portion(x: RecurrentTensor, out: RecurrentTensor) -> RecurrentTensor:
+    """How much of exp(out) is exp(x); none where both are -inf, which have no difference."""
+    nothing = out == -math.inf
+    return where(nothing, 0, exp(where(nothing, 0, x - out)))
+
 
 # -- comparison and logic ---------------------------------------------------------------------------------
 
@@ -405,11 +415,8 @@ def sigmoid(x: TensorLike) -> RecurrentTensor:
 
 def logaddexp(a: TensorLike, b: TensorLike) -> RecurrentTensor:
     """``log(exp(a) + exp(b))`` without overflow."""
-    left, right = (to_float(x) for x in coerce(a, b))
-    top = stop_gradient(_arithmetic(MAXIMUM, left, right))
-    # Where both are -inf (or +inf) the difference would be nan.
-    top = where(isfinite(top), top, 0)
-    return top + log(exp(left - top) + exp(right - top))
+    left, right = coerce(a, b)
+    return apply(LOGADDEXP, (to_float(left), to_float(right)))
 
 
 def relu(x: TensorLike) -> RecurrentTensor:

@@ -32,9 +32,7 @@ def _in_range(indices: Array, size: int, axis: int) -> Array:
     """Indices from 0; negative ones count from the end, as in NumPy."""
     wrong = (indices < -size) | (indices >= size)
     if wrong.any():
-        raise IndexError(
-            f"index {indices[wrong].ravel()[0]} is out of range for axis {axis} of size {size}"
-        )
+        raise IndexError(f"index {indices[wrong].ravel()[0]} is out of range for axis {axis} of size {size}")
     return np.where(indices < 0, indices + size, indices).astype(np.int64)
 
 
@@ -44,7 +42,7 @@ def _take(x: Array, indices: Array, *, axis: int) -> Array:
 
 def _scatter_add(x: Array, indices: Array, updates: Array, *, axis: int) -> Array:
     total = accumulate_in(x).copy()
-    key = (slice(None),) * axis + (_in_range(indices, x.shape[axis], axis),)
+    key: Any = (slice(None),) * axis + (_in_range(indices, x.shape[axis], axis),)
     np.add.at(total, key, accumulate_in(updates))
     return total.astype(x.dtype)
 
@@ -62,7 +60,7 @@ def _scatter_add_along(x: Array, indices: Array, updates: Array, *, axis: int) -
     return total.astype(x.dtype)
 
 
-TAKE = Primitive(
+TAKE: Primitive = Primitive(
     "take",
     infer=lambda x, indices, *, axis: (_taken(x, indices, axis), x.dtype),
     reference=_take,
@@ -72,7 +70,7 @@ TAKE = Primitive(
     ),
 )
 
-SCATTER_ADD = Primitive(
+SCATTER_ADD: Primitive = Primitive(
     "scatter_add",
     infer=_infer_scatter,
     reference=_scatter_add,
@@ -83,7 +81,7 @@ SCATTER_ADD = Primitive(
     ),
 )
 
-TAKE_ALONG_AXIS = Primitive(
+TAKE_ALONG_AXIS: Primitive = Primitive(
     "take_along_axis",
     infer=lambda x, indices, *, axis: (indices.shape, x.dtype),
     reference=lambda x, indices, *, axis: x[_along(indices, x.shape, axis)],
@@ -93,7 +91,7 @@ TAKE_ALONG_AXIS = Primitive(
     ),
 )
 
-SCATTER_ADD_ALONG_AXIS = Primitive(
+SCATTER_ADD_ALONG_AXIS: Primitive = Primitive(
     "scatter_add_along_axis",
     infer=_infer_scatter,
     reference=_scatter_add_along,
@@ -145,11 +143,7 @@ def _unlike(x: RecurrentTensor, indices: RecurrentTensor, axis: int) -> ShapeErr
 
 
 def _indices(op: str, x: RecurrentTensor, indices: TensorLike, axis: int) -> RecurrentTensor:
-    listed = (
-        np.asarray(indices, np.int32)
-        if isinstance(indices, list | tuple) and not indices
-        else indices
-    )
+    listed = np.asarray(indices, np.int32) if isinstance(indices, list | tuple) and not indices else indices
     found = as_tensor(listed, x.program)
     require_integer(op, found.edge)
     size = x.shape[axis]
@@ -159,9 +153,7 @@ def _indices(op: str, x: RecurrentTensor, indices: TensorLike, axis: int) -> Rec
     return found
 
 
-def one_hot(
-    indices: TensorLike, num_classes: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_FLOAT
-) -> RecurrentTensor:
+def one_hot(indices: TensorLike, num_classes: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
     """One axis more, last, with 1 at the index and 0 elsewhere; an index out of range gives zeros."""
     found = as_tensor(indices)
     require_integer("one_hot", found.edge)
@@ -169,9 +161,7 @@ def one_hot(
     return astype(equal(expand_dims(found, -1), astype(classes, found.dtype)), dtype)
 
 
-def scatter_add(
-    x: TensorLike, indices: TensorLike, updates: TensorLike, axis: int = 0
-) -> RecurrentTensor:
+def scatter_add(x: TensorLike, indices: TensorLike, updates: TensorLike, axis: int = 0) -> RecurrentTensor:
     """``x`` with ``updates`` added at these indices of an axis, as often as an index occurs.
 
     ``updates`` broadcasts to the shape of ``tp.take(x, indices, axis)``.

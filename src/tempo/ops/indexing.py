@@ -38,9 +38,7 @@ def _grid(
     return tuple(result)
 
 
-def _slice(
-    x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
-) -> Array:
+def _slice(x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]) -> Array:
     result: Array = x[_grid(x.shape, starts, sizes, steps)]
     return result
 
@@ -73,9 +71,7 @@ PLACE = Primitive(
 )
 
 
-def window(
-    x: RecurrentTensor, starts: Shape, sizes: Shape, steps: tuple[int, ...] | None = None
-) -> RecurrentTensor:
+def window(x: RecurrentTensor, starts: Shape, sizes: Shape, steps: tuple[int, ...] | None = None) -> RecurrentTensor:
     """The grid of elements ``start, start + step, ...`` along each axis; steps are positive."""
     steps = steps or (1,) * x.ndim
     starts, sizes = tuple(map(normal_size, starts)), tuple(map(normal_size, sizes))
@@ -91,9 +87,7 @@ def part(x: RecurrentTensor, axis: int, start: Size, size: Size, step: int = 1) 
         return (*others[:axis], value, *others[axis + 1 :])
 
     zeros, ones = (0,) * x.ndim, (1,) * x.ndim
-    return window(
-        x, only(start, zeros), only(size, x.shape), (*ones[:axis], step, *ones[axis + 1 :])
-    )
+    return window(x, only(start, zeros), only(size, x.shape), (*ones[:axis], step, *ones[axis + 1 :]))
 
 
 def place(
@@ -201,11 +195,9 @@ def _item(tensor: RecurrentTensor, key: Any) -> Any:
     if isinstance(key, bool | np.bool_ | Condition):
         raise _bad_key(tensor, key, "is a truth value, not an index")
     if isinstance(key, Expr | int | np.integer):
-        return normal_size(as_expr(key))
+        return _number(key)
     if isinstance(key, RecurrentTensor | np.ndarray | list):
-        found = as_tensor(
-            key if not isinstance(key, list) or key else np.zeros(0, np.int32), tensor.program
-        )
+        found = as_tensor(key if not isinstance(key, list) or key else np.zeros(0, np.int32), tensor.program)
         if dtypes.is_bool(found.dtype):
             raise _bad_key(tensor, "a bool tensor", "would give a size that depends on data")
         if not dtypes.is_integer(found.dtype):
@@ -221,6 +213,11 @@ def _bad_key(tensor: RecurrentTensor, key: object, problem: str) -> TempoError:
         hint="indices are integers, index expressions, slices, None, ... or one tensor of integers; "
         "choose by a condition with tp.where",
     )
+
+
+def _number(value: Any) -> Size:
+    """An integer of any kind, or an expression."""
+    return normal_size(value)
 
 
 def _scattered(keys: list[Any]) -> bool:
@@ -254,32 +251,29 @@ def _slice_range(tensor: RecurrentTensor, size: Size, key: slice) -> _Range:
             f"{tensor.edge}.space[...]: the step {step} of a slice must be a non-zero integer",
             places=places([tensor.edge]),
         )
-    ends = [None if end is None else _end(tensor, end) for end in (key.start, key.stop)]
+    start, end = (None if e is None else _end(tensor, e) for e in (key.start, key.stop))
+    low: Size
+    high: Size
     if isinstance(size, int):
         # NumPy moves ends that are out of range to the range's; expressions are left as they are.
-        clipped = slice(*(None if isinstance(e, Expr) else e for e in ends), step).indices(size)
-        first, stop = (e if isinstance(e, Expr) else c for e, c in zip(ends, clipped, strict=False))
-    elif step > 0:
-        first, stop = (
-            d if e is None else _from_end(e, size) for e, d in zip(ends, (0, size), strict=True)
-        )
+        plain = (None if isinstance(start, Expr) else start, None if isinstance(end, Expr) else end)
+        low, high, _ = slice(*plain, step).indices(size)
     else:
-        defaults: tuple[Size, Size] = (size - 1, -1)
-        first, stop = (
-            d if e is None else _from_end(e, size) for e, d in zip(ends, defaults, strict=True)
-        )
+        low, high = (0, size) if step > 0 else (size - 1, -1)
+        low = low if start is None else _from_end(start, size)
+        high = high if end is None else _from_end(end, size)
+    first = start if isinstance(start, Expr) else low
+    stop = end if isinstance(end, Expr) else high
     distance = stop - first if step > 0 else first - stop
     length = normal_size((as_expr(distance) + abs(step) - 1) // abs(step))
     if isinstance(length, int):
         length = max(length, 0)
     if step > 0:
         return _Range(first if length != 0 else 0, length, step)
-    return _Range(
-        normal_size(first + step * (length - 1)) if length != 0 else 0, length, -step, flipped=True
-    )
+    return _Range(normal_size(first + step * (length - 1)) if length != 0 else 0, length, -step, flipped=True)
 
 
 def _end(tensor: RecurrentTensor, end: Any) -> Size:
     if isinstance(end, bool) or not isinstance(end, int | np.integer | Expr):
         raise _bad_key(tensor, repr(end), "is no end or step of a slice")
-    return normal_size(end)
+    return _number(end)

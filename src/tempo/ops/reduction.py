@@ -105,9 +105,7 @@ def _infer_position(x: Edge, *, axis: int) -> tuple[Shape, DType]:
 def _position(name: str, function: Callable[..., Array]) -> Primitive:
     def reference(x: Array, *, axis: int) -> Array:
         if x.shape[axis] == 0:
-            raise ValueError(
-                f"the {name} of no elements (shape {x.shape}, axis {axis}) does not exist"
-            )
+            raise ValueError(f"the {name} of no elements (shape {x.shape}, axis {axis}) does not exist")
         return np.asarray(function(accumulate_in(x), axis)).astype(dtypes.DEFAULT_INT)
 
     return Primitive(name, _infer_position, reference)
@@ -116,17 +114,13 @@ def _position(name: str, function: Callable[..., Array]) -> Primitive:
 SUM = Primitive(
     "sum",
     _infer,
-    reference=lambda x, *, axes: np.asarray(
-        accumulate_in(x).sum(axes, dtype=accumulate_in(x).dtype)
-    ).astype(x.dtype),
+    reference=lambda x, *, axes: np.asarray(accumulate_in(x).sum(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=lambda g, out, x, *, axes: (_spread(g, x, axes),),
 )
 PROD = Primitive(
     "prod",
     _infer,
-    reference=lambda x, *, axes: np.asarray(
-        accumulate_in(x).prod(axes, dtype=accumulate_in(x).dtype)
-    ).astype(x.dtype),
+    reference=lambda x, *, axes: np.asarray(accumulate_in(x).prod(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=_prod_gradient,
 )
 MAX = _extremum("max", np.max)
@@ -137,9 +131,7 @@ ARGMAX = _position("argmax", np.argmax)
 ARGMIN = _position("argmin", np.argmin)
 
 
-def _reduce(
-    op: Primitive, x: RecurrentTensor, axis: Axis, keepdims: bool, **attributes: Any
-) -> RecurrentTensor:
+def _reduce(op: Primitive, x: RecurrentTensor, axis: Axis, keepdims: bool, **attributes: Any) -> RecurrentTensor:
     axes = normal_axes(op.name, x.edge, axis)
     result = apply(op, (x,), axes=axes, **attributes)
     return reshape(result, _kept(x.shape, axes)) if keepdims else result
@@ -186,9 +178,7 @@ def var(x: TensorLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False)
     """The mean squared distance from the mean, over ``n - ddof``."""
     wide, target = _wide(x)
     distance = wide - mean(wide, axis, keepdims=True)
-    return astype(
-        divide(sum(square(distance), axis, keepdims), _count(wide, "var", axis, ddof)), target
-    )
+    return astype(divide(sum(square(distance), axis, keepdims), _count(wide, "var", axis, ddof)), target)
 
 
 def std(x: TensorLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> RecurrentTensor:
@@ -235,8 +225,7 @@ def _extreme(
     op: Primitive, x: TensorLike, others: tuple[Any, ...], axis: Axis, keepdims: bool, initial: Any
 ) -> RecurrentTensor:
     is_axis = len(others) <= 1 and builtins.all(
-        isinstance(o, int | np.integer | tuple | list | None) and not isinstance(o, bool)
-        for o in others
+        isinstance(o, int | np.integer | tuple | list | None) and not isinstance(o, bool) for o in others
     )
     if not is_axis or (others and axis is not None):
         raise DtypeError(
@@ -262,7 +251,7 @@ def all(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> RecurrentTe
 
 def _truth(x: TensorLike) -> RecurrentTensor:
     tensor = as_tensor(x)
-    return tensor if dtypes.is_bool(tensor.dtype) else not_equal(tensor, 0)  # type: ignore[no-any-return]
+    return tensor if dtypes.is_bool(tensor.dtype) else not_equal(tensor, 0)
 
 
 def argmax(x: TensorLike, axis: int | None = None, keepdims: bool = False) -> RecurrentTensor:
@@ -316,7 +305,5 @@ def log_softmax(x: TensorLike, axis: Axis = -1) -> RecurrentTensor:
 def _top(x: RecurrentTensor, axes: tuple[int, ...]) -> RecurrentTensor:
     """The greatest elements, to be taken off before exp; 0 where they are infinite. The result does not depend
     on them, so no gradient flows."""
-    greatest = stop_gradient(
-        _reduce(MAX, x, axes, keepdims=True, initial=np.asarray(-np.inf, x.dtype))
-    )
+    greatest = stop_gradient(_reduce(MAX, x, axes, keepdims=True, initial=np.asarray(-np.inf, x.dtype)))
     return where(isfinite(greatest), greatest, 0)

@@ -148,9 +148,7 @@ def linear_scan(a: TensorLike, b: TensorLike, axis: int = 0, reverse: bool = Fal
 Tensors = TypeVar("Tensors", RecurrentTensor, tuple[RecurrentTensor, ...])
 
 
-def associative_scan(
-    fn: Callable[[Any, Any], Any], x: Tensors, axis: int = 0, reverse: bool = False
-) -> Tensors:
+def associative_scan(fn: Callable[[Any, Any], Any], x: Tensors, axis: int = 0, reverse: bool = False) -> Tensors:
     """What ``fn`` makes of every element and all before it: ``y[i] = fn(y[i-1], x[i])``.
 
     ``fn(a, b)`` is an associative function of tensors, or of tuples of tensors, that acts on any number of places
@@ -170,8 +168,7 @@ def associative_scan(
         joined = (joined,) if isinstance(joined, RecurrentTensor) else tuple(joined)
         _check_joined(joined, later)
         leaves = tuple(
-            concatenate([part(leaf, n, 0, reach), new], n)
-            for leaf, new, n in zip(leaves, joined, axes, strict=True)
+            concatenate([part(leaf, n, 0, reach), new], n) for leaf, new, n in zip(leaves, joined, axes, strict=True)
         )
         reach *= 2
     if reverse:
@@ -186,7 +183,7 @@ def _parts(
 
 
 def _static_size(leaves: tuple[RecurrentTensor, ...], axes: list[int]) -> int:
-    sizes = {leaf.shape[n] for leaf, n in zip(leaves, axes, strict=True)}
+    sizes = dict.fromkeys(leaf.shape[n] for leaf, n in zip(leaves, axes, strict=True))
     (size, *others) = sizes
     edges = [leaf.edge for leaf in leaves]
     if others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,7 @@ def _infer_reshape(x: Edge, *, shape: Shape) -> tuple[Shape, DType]:
 
 def _infer_broadcast(x: Edge, *, shape: Shape) -> tuple[Shape, DType]:
     fits = len(x.shape) <= len(shape) and all(
-        size in (1, wanted)
-        for size, wanted in zip(reversed(x.shape), reversed(shape), strict=False)
+        size in (1, wanted) for size, wanted in zip(reversed(x.shape), reversed(shape), strict=False)
     )
     if not fits:
         raise ShapeError(
@@ -141,9 +141,7 @@ def reshape(x: TensorLike, shape: ShapeLike) -> RecurrentTensor:
                 f"the {total(tensor.shape)} elements of shape {show_shape(tensor.shape)} "
                 f"are no whole multiple of {known}",
                 places=places([tensor.edge]),
-                hint="give all sizes"
-                if known == 0
-                else "the sizes given must divide the number of elements",
+                hint="give all sizes" if known == 0 else "the sizes given must divide the number of elements",
             )
         sizes[unknown[0]] = left
     target = tuple(normal_size(size) for size in sizes)
@@ -157,8 +155,7 @@ def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> RecurrentTens
     order = tuple(reversed(range(rank))) if axes is None else _axes("transpose", tensor.edge, axes)
     if sorted(order) != list(range(rank)):
         raise ShapeError(
-            f"transpose: axes {tuple(axes or ())} are no order of the {rank} axes of shape "
-            f"{show_shape(tensor.shape)}",
+            f"transpose: axes {tuple(axes or ())} are no order of the {rank} axes of shape {show_shape(tensor.shape)}",
             places=places([tensor.edge]),
             hint="name every axis once",
         )
@@ -180,18 +177,12 @@ def swapaxes(x: TensorLike, axis1: int, axis2: int) -> RecurrentTensor:
     return transpose(tensor, order)
 
 
-def moveaxis(
-    x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int]
-) -> RecurrentTensor:
+def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int]) -> RecurrentTensor:
     """Axes moved to other places; the others keep their order."""
     tensor = as_tensor(x)
     edge = tensor.edge
     sources, targets = _axes("moveaxis", edge, source), _axes("moveaxis", edge, destination)
-    if (
-        len(sources) != len(targets)
-        or len(set(sources)) < len(sources)
-        or len(set(targets)) < len(targets)
-    ):
+    if len(sources) != len(targets) or len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         raise ShapeError(
             f"moveaxis: axes {source} cannot move to {destination}",
             places=places([edge]),
@@ -218,8 +209,7 @@ def expand_dims(x: TensorLike, axis: int | Sequence[int]) -> RecurrentTensor:
     rank = tensor.ndim + len(new)
     if len({a % rank for a in new if -rank <= a < rank}) < len(new):
         raise ShapeError(
-            f"expand_dims: axis {axis} is no place in a result of {rank} axes "
-            f"(from shape {show_shape(tensor.shape)})",
+            f"expand_dims: axis {axis} is no place in a result of {rank} axes (from shape {show_shape(tensor.shape)})",
             places=places([tensor.edge]),
             hint=f"places are different integers from {-rank} to {rank - 1}",
         )
@@ -287,9 +277,7 @@ def _several(op: str, xs: Sequence[TensorLike]) -> tuple[RecurrentTensor, ...]:
     return coerce(*listed)
 
 
-def split(
-    x: TensorLike, indices_or_sections: int | Sequence[int | Expr], axis: int = 0
-) -> list[RecurrentTensor]:
+def split(x: TensorLike, indices_or_sections: int | Sequence[int | Expr], axis: int = 0) -> list[RecurrentTensor]:
     """The value cut along an axis: into equal parts (an integer), or before each of these indices."""
     tensor = as_tensor(x)
     axis = normal_axis("split", tensor.edge, axis)
@@ -299,8 +287,7 @@ def split(
         each = quotient(size, count) if count > 0 else None
         if each is None:
             raise ShapeError(
-                f"split: axis {axis} of shape {show_shape(tensor.shape)} cannot be cut into "
-                f"{count} equal parts",
+                f"split: axis {axis} of shape {show_shape(tensor.shape)} cannot be cut into {count} equal parts",
                 places=places([tensor.edge]),
                 hint="give the indices to cut at instead, e.g. tp.split(x, [2, 5])",
             )
@@ -308,16 +295,14 @@ def split(
     from tempo.ops.indexing import index
 
     ends = [0, *indices_or_sections, None]
-    keys = [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+    keys = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
     return [index(tensor, (slice(None),) * axis + (key,)) for key in keys]
 
 
 # -- larger ---------------------------------------------------------------------------------------------
 
 
-def pad(
-    x: TensorLike, pad_width: Any, mode: str = "constant", constant_values: float = 0
-) -> RecurrentTensor:
+def pad(x: TensorLike, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> RecurrentTensor:
     """The value with a margin: ``pad_width`` is n, (before, after), one such pair per axis, or {axis: pair}."""
     tensor = as_tensor(x)
     if mode != "constant":
@@ -329,9 +314,7 @@ def pad(
     widths = _pad_widths(tensor.edge, pad_width)
     if all(width == (0, 0) for width in widths):
         return tensor
-    shape = tuple(
-        before + size + after for (before, after), size in zip(widths, tensor.shape, strict=True)
-    )
+    shape = tuple(before + size + after for (before, after), size in zip(widths, tensor.shape, strict=True))
     return place(
         tensor,
         tuple(map(normal_size, shape)),
@@ -343,9 +326,7 @@ def pad(
 def _pad_widths(edge: Edge, pad_width: Any) -> list[tuple[Size, Size]]:
     rank = len(edge.shape)
     if isinstance(pad_width, Mapping):
-        given = {
-            normal_axis("pad", edge, a): _pair(edge, pad_width, w) for a, w in pad_width.items()
-        }
+        given = {normal_axis("pad", edge, a): _pair(edge, pad_width, w) for a, w in pad_width.items()}
         return [given.get(n, (0, 0)) for n in range(rank)]
     if isinstance(pad_width, int | np.integer | Expr):
         return [_pair(edge, pad_width, pad_width)] * rank
@@ -365,19 +346,16 @@ def _pad_widths(edge: Edge, pad_width: Any) -> list[tuple[Size, Size]]:
 
 
 def _pair(edge: Edge, pad_width: Any, width: Any) -> tuple[Size, Size]:
-    ends = [width] if isinstance(width, int | np.integer | Expr) else list(width)
+    ends: list[Any] = [width] if isinstance(width, int | np.integer | Expr) else list(width)
     ends = ends * 2 if len(ends) == 1 else ends
-    valid = len(ends) == 2 and all(
-        isinstance(e, Expr) or (isinstance(e, int | np.integer) and e >= 0) for e in ends
-    )
+    valid = len(ends) == 2 and all(isinstance(e, Expr) or (isinstance(e, int | np.integer) and e >= 0) for e in ends)
     if not valid:
         raise ShapeError(
             f"pad: {pad_width} is no pad width for shape {show_shape(edge.shape)}",
             places=places([edge]),
             hint="widths are n, (before, after), or one (before, after) per axis, none negative",
         )
-    before, after = map(normal_size, ends)
-    return before, after
+    return normal_size(ends[0]), normal_size(ends[1])
 
 
 def repeat(x: TensorLike, repeats: int | Expr, axis: int | None = None) -> RecurrentTensor:
@@ -392,9 +370,9 @@ def repeat(x: TensorLike, repeats: int | Expr, axis: int | None = None) -> Recur
 def tile(x: TensorLike, reps: int | Expr | Sequence[int | Expr]) -> RecurrentTensor:
     """The whole value side by side, ``reps`` times along each of the last axes."""
     tensor = as_tensor(x)
-    counts = [reps] if isinstance(reps, int | np.integer | Expr) else list(reps)
+    counts: list[Size] = [reps] if isinstance(reps, int | Expr) else list(reps)
     rank = max(tensor.ndim, len(counts))
-    counts = [1] * (rank - len(counts)) + counts
+    counts = [*(1,) * (rank - len(counts)), *counts]
     sizes = (1,) * (rank - tensor.ndim) + tensor.shape
     apart = [size for size in sizes for size in (1, size)]
     spread = [s for pair in zip(counts, sizes, strict=True) for s in pair]
@@ -402,9 +380,7 @@ def tile(x: TensorLike, reps: int | Expr | Sequence[int | Expr]) -> RecurrentTen
     return reshape(broadcast_to(reshape(tensor, apart), spread), product)
 
 
-def roll(
-    x: TensorLike, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
-) -> RecurrentTensor:
+def roll(x: TensorLike, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> RecurrentTensor:
     """The elements moved on by ``shift``; what falls off the end comes back at the start."""
     tensor = as_tensor(x)
     if axis is None:

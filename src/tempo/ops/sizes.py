@@ -24,9 +24,7 @@ def quotient(a: Size, b: Size) -> Size | None:
     Long division by the leading term: if ``b`` divides ``a``, it does so in every step.
     """
     dividend, divisor = as_expr(a), as_expr(b)
-    atoms = list(
-        dict.fromkeys(f for e in (dividend, divisor) for atom, _ in e.terms for f in _factors(atom))
-    )
+    atoms = list(dict.fromkeys(f for e in (dividend, divisor) for atom, _ in e.terms for f in _factors(atom)))
     rest, divisor_terms = _polynomial(dividend, atoms), _polynomial(divisor, atoms)
     if not divisor_terms:
         return None

@@ -41,9 +41,7 @@ ARGSORT = Primitive("argsort", infer=_infer, reference=_reference)
 def _order(op: str, x: RecurrentTensor, axis: int, descending: bool, count: Size | None) -> RecurrentTensor:
     axis = normal_axis(op, x.edge, axis)
     size = x.shape[axis]
-    return apply(
-        ARGSORT, (x,), axis=axis, descending=bool(descending), count=size if count is None else count
-    )
+    return apply(ARGSORT, (x,), axis=axis, descending=bool(descending), count=size if count is None else count)
 
 
 def argsort(x: TensorLike, axis: int = -1, descending: bool = False) -> RecurrentTensor:

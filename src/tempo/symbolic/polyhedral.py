@@ -127,6 +127,17 @@ def sample(points: isl.Set) -> dict[str, int] | None:
     return result
 
 
+def span(points: isl.Set, name: str) -> tuple[int, int] | None:
+    """The least and the greatest value of a dim over a bounded set; None where the set is empty."""
+    function = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.space), _set, _position(points, _set, name))
+    ends = _ends(points, function)
+    if ends is None:
+        return None
+    low, high = ends
+    assert low is not None and high is not None, f"{name} is unbounded"
+    return low, high
+
+
 def deltas_sign(relation: isl.Map, consumer_dim: str, producer_dim: str) -> tuple[int | None, int | None] | None:
     """The least and the greatest ``consumer_dim - producer_dim`` over a relation from consumer to
     producer points and over all values of its parameters.

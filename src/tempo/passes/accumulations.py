@@ -1,0 +1,308 @@
+"""Turning accumulations into reads.
+
+Gradients add values into other points (``Scatter``). For the point that is added into, this is a sum over what
+reads it: ``x[t - 1]`` becomes the value of one step later, ``x[0:t + 1]`` a sum over ``t:T``, a parameter used at
+every step a sum over all of them. What hits a point only under a condition is zero elsewhere, by cases or by a mask.
+
+The rule that decides training speed is here too: a sum over time of a contraction *is* a contraction. A weight's
+gradient, an outer product per step, becomes one matrix product over the stacked operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+from tempo.analysis.causality import node_circles
+from tempo.graph.build import make, reshaped, scalar, with_domain
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, Shape, dims_of, normal_size
+from tempo.graph.structural import ACCUMULATE
+from tempo.ops.contraction import EINSUM, spare_letters
+from tempo.ops.creation import FULL, GRID
+from tempo.ops.elementwise import ADD, COPY, WHERE
+from tempo.ops.gathering import TAKE_ALONG_AXIS
+from tempo.ops.indexing import PLACE, SLICE
+from tempo.ops.reduction import SUM
+from tempo.ops.shaping import BROADCAST_TO, RESHAPE
+from tempo.passes.rewrite import Rebuilt, rebuild
+from tempo.symbolic import (
+    TRUE,
+    Condition,
+    Dim,
+    Expr,
+    Index,
+    Slice,
+    Symbol,
+    as_expr,
+    conjunction,
+    constant,
+    equal,
+    maximum,
+    minimum,
+)
+from tempo.symbolic.condition import And, AtLeastZero
+from tempo.symbolic.grid import Grid
+from tempo.symbolic.intervals import extremes
+from tempo.symbolic.regions import inverse, within
+from tempo.temporal import recurrent_node
+
+
+def resolve_accumulations(graph: Graph) -> Graph:
+    """The graph without accumulations."""
+    circle_of = {node: n for n, circle in enumerate(node_circles(graph)) for node in circle}
+
+    def change(node: Node, done: Rebuilt) -> Edge | None:
+        if node.op is not ACCUMULATE:
+            return None
+        parts = [
+            _Part(node, scatter, done, together=circle_of.get(node, -1) == circle_of.get(scatter.node, -2)).value()
+            for scatter in node.scatters
+        ]
+        if not parts:
+            return make(FULL, domain=node.domain, source=node.source, shape=node.shape, value=scalar(0, node.dtype))
+        return reduce(lambda a, b: make(ADD, a, b, domain=node.domain, source=node.source), parts)
+
+    return rebuild(graph, change)
+
+
+class _Part:
+    """What one scatter adds, seen from the points it is added into.
+
+    ``together`` says that the producer and the target need each other's earlier values, so that only the steps
+    that hit a point may be read for it.
+    """
+
+    def __init__(self, target: Node, scatter: Scatter, done: Rebuilt, together: bool) -> None:
+        self.target = target
+        self.done = done
+        self.together = together
+        self.source = target.source
+        old = scatter.node
+        self.domain = old.domain
+        self.producer = with_domain(done.edges.get(old, old.here()), COPY, old.domain)
+        self.index = scatter.index
+        # The producer's dims by other names: a dim of the target may be the same dim at another step.
+        self.renamed = {d: Dim(f"{d.name}~", d.bound, d) for d in old.domain}
+        self.solve(within(scatter.condition, old.domain))
+
+    def solve(self, condition: Condition) -> None:
+        """Which of the producer's dims a target point determines, and what is left to be checked."""
+        self.solved: dict[Symbol, Expr] = {}
+        hits: list[Condition] = []
+        self.spread: list[tuple[Dim, Slice]] = []
+        left: list[tuple[Dim, Expr]] = []
+        for q, item in zip(self.target.domain, self.index, strict=True):
+            if isinstance(item, Slice):
+                self.spread.append((q, item))
+                continue
+            found = inverse(item, q, {d for d in self.domain if d not in self.solved})
+            if found is None:
+                left.append((q, item))
+            else:
+                d, expr, divisible = found
+                self.solved[d] = expr
+                hits += [expr >= 0, expr < d.bound, divisible]
+        self.free: Domain = tuple(d for d in self.domain if d not in self.solved)
+        self.axes: Domain = tuple(self.renamed[d] for d in self.free)
+        self.place: dict[Symbol, Expr] = {**self.solved, **dict(zip(self.free, self.axes, strict=True))}
+        hits += [equal(q, item.substitute(self.place)) for q, item in left]
+        self.inside = [
+            part
+            for q, s in self.spread
+            for part in (q >= s.start.substitute(self.place), q < s.stop.substitute(self.place))
+        ]
+        # Where the producer contributes at all. A range of a free dim is read as that range; what concerns only
+        # the point is a case; the rest makes the producer zero before it is read, since it need not be defined.
+        self.spans = {d: Slice(constant(0), d.bound) for d in self.free}
+        rest: list[Condition] = []
+        for part in condition.parts if isinstance(condition, And) else (condition,):
+            if not part.symbols() & set(self.free):
+                hits.append(part.substitute(self.solved))
+            elif not self.narrow(part):
+                rest.append(part)
+        self.only_where = conjunction(rest)
+        self.outer = [p for p in hits if not p.symbols() & set(self.axes)]
+        self.mask = [p for p in hits if p.symbols() & set(self.axes)]
+
+    def narrow(self, part: Condition) -> bool:
+        """Take a condition such as ``t >= 1`` into the span of the one free dim that it is about."""
+        if not isinstance(part, AtLeastZero) or len(dims := dims_of(part.symbols())) != 1:
+            return False
+        (d,) = dims
+        factor = dict(part.expr.terms).get(d, 0)
+        offset = part.expr - factor * d
+        if d in offset.symbols() or factor not in (1, -1):
+            return False
+        span = self.spans[d]
+        if factor == 1:
+            self.spans[d] = Slice(maximum(span.start, -offset), span.stop)
+        else:
+            self.spans[d] = Slice(span.start, minimum(span.stop, offset + 1))
+        return True
+
+    def value(self) -> Edge:
+        """The part as an edge over the target's domain."""
+        value = self.contraction()
+        if value is None:
+            value = self.summed()
+        return self.conditional(value)
+
+    # -- the general form: read, mask, pick, sum ----------------------------------------------------------------
+
+    def summed(self) -> Edge:
+        value = self.read(self.padded(self.zeroed()))
+        starts = [s.start.substitute(self.place) for _, s in self.spread]
+        fixed = not any(start.symbols() & set(self.axes) for start in starts)
+        rank = len(self.axes)
+        if fixed and not self.together:
+            # Padding is zero, so what lies outside a slice adds nothing: sum first, then look at the point.
+            value = self.total(self.masked(value, self.mask), rank)
+            for (q, _), start in zip(self.spread, starts, strict=True):
+                value = self.element(value, 0, q - start)
+            return value
+        for (q, s), start in zip(self.spread, starts, strict=True):
+            value = self.pick(value, rank, q - start, normal_size(self.extent(s)))
+        return self.total(self.masked(value, [*self.mask, *self.inside]), rank)
+
+    def zeroed(self) -> Edge:
+        """The producer where it contributes, zero elsewhere."""
+        if self.only_where is TRUE:
+            return self.producer
+        return self.by_cases(self.only_where, self.producer, self.domain)
+
+    def padded(self, edge: Edge) -> Edge:
+        """The producer with axes of one size at all the steps that are read together."""
+        shape = edge.shape
+        sizes = tuple(normal_size(self.widest(size)) for size in shape)
+        if sizes == shape:
+            return edge
+        zero = scalar(0, edge.dtype)
+        nothing = (0,) * len(shape)
+        return make(PLACE, edge, source=self.source, shape=sizes, starts=nothing, steps=(1,) * len(shape), value=zero)
+
+    def widest(self, size: Expr | int) -> Expr | int:
+        if isinstance(size, int) or not size.symbols() & set(self.free):
+            return size
+        return extremes(size, {d: (constant(0), d.bound - 1) for d in self.free})[1]
+
+    def extent(self, s: Slice) -> Expr:
+        return as_expr(self.widest(s.length)).substitute(self.solved)
+
+    def read(self, producer: Edge) -> Edge:
+        index: Index = tuple(self.solved[d] if d in self.solved else self.spans[d] for d in producer.node.domain)
+        return Edge(producer.node, index)
+
+    def masked(self, value: Edge, conditions: Iterable[Condition]) -> Edge:
+        mask = conjunction(conditions)
+        if mask is TRUE:
+            return value
+        hit = make(GRID, source=self.source, grid=self.grid(mask))
+        hit = reshaped(RESHAPE, hit, hit.shape + (1,) * (len(value.shape) - len(hit.shape)))
+        zero = make(FULL, source=self.source, shape=(), value=scalar(0, value.dtype))
+        return make(WHERE, hit, value, zero, source=self.source)
+
+    def total(self, value: Edge, rank: int) -> Edge:
+        return make(SUM, value, source=self.source, axes=tuple(range(rank))) if rank else value
+
+    def element(self, value: Edge, axis: int, at: Expr) -> Edge:
+        """One element along an axis, without the axis."""
+        shape = value.shape
+        starts = tuple(at if n == axis else 0 for n in range(len(shape)))
+        sizes = tuple(1 if n == axis else size for n, size in enumerate(shape))
+        one = make(SLICE, value, source=self.source, starts=starts, sizes=sizes, steps=(1,) * len(shape))
+        return reshaped(RESHAPE, one, shape[:axis] + shape[axis + 1 :])
+
+    def grid(self, value: Expr | Condition) -> Grid:
+        """Something over the steps that are read: axes count from where the spans start."""
+        starts = {u: u + self.spans[d].start for d, u in zip(self.free, self.axes, strict=True)}
+        axes = tuple(Dim(u.name, self.spans[d].length, u) for d, u in zip(self.free, self.axes, strict=True))
+        fresh = dict(zip(self.axes, axes, strict=True))
+        return Grid(value.substitute(starts).substitute(fresh), axes)
+
+    def pick(self, value: Edge, axis: int, at: Expr, extent: Expr | int) -> Edge:
+        """The element along ``axis`` whose position may differ along the leading axes."""
+        safe = maximum(0, minimum(at, as_expr(extent) - 1))
+        if not safe.symbols() & set(self.axes):
+            return self.element(value, axis, safe)
+        shape = value.shape
+        indices = make(GRID, source=self.source, grid=self.grid(safe))
+        indices = reshaped(RESHAPE, indices, indices.shape + (1,) * (len(shape) - len(self.axes)))
+        wanted: Shape = (*shape[:axis], 1, *shape[axis + 1 :])
+        indices = make(BROADCAST_TO, indices, source=self.source, shape=wanted)
+        one = make(TAKE_ALONG_AXIS, value, indices, source=self.source, axis=axis)
+        return reshaped(RESHAPE, one, shape[:axis] + shape[axis + 1 :])
+
+    def conditional(self, value: Edge) -> Edge:
+        """The value where the point is hit at all, zero elsewhere."""
+        hull = [
+            part
+            for q, s in self.spread
+            for part in (
+                q >= extremes(s.start, self.ranges())[0].substitute(self.solved),
+                q < extremes(s.stop, self.ranges())[1].substitute(self.solved),
+            )
+        ]
+        condition = within(conjunction([*self.outer, *hull]), self.target.domain)
+        return value if condition is TRUE else self.by_cases(condition, value, self.target.domain)
+
+    def by_cases(self, condition: Condition, value: Edge, domain: Domain) -> Edge:
+        """The value where a condition holds, zero elsewhere."""
+        shape = value.shape
+        node = recurrent_node("", domain, shape, value.dtype, self.source)
+        zero = make(FULL, source=self.source, shape=shape, value=scalar(0, value.dtype))
+        guards = tuple((as_expr(d), d) for d in domain)
+        self.done.cases[node] = (
+            Case(domain, guards, condition, value, self.source),
+            Case(domain, guards, TRUE, zero, self.source),
+        )
+        return node.here()
+
+    def ranges(self) -> dict[Dim, tuple[Expr, Expr]]:
+        return {d: (constant(0), d.bound - 1) for d in self.free}
+
+    # -- a sum over time of a contraction is a contraction --------------------------------------------------------
+
+    def contraction(self) -> Edge | None:
+        """The sum over free dims as one einsum over the stacked operands, where the producer is one."""
+        producer = self.producer.node
+        if producer.op is not EINSUM or not self.free or self.spread or self.mask or self.only_where is not TRUE:
+            return None
+        subscripts = producer.attributes["subscripts"]
+        inputs, out = subscripts.split("->")
+        terms = inputs.split(",")
+        letters = dict(zip(self.free, spare_letters(subscripts, len(self.free)), strict=True))
+        edges: list[Edge] = []
+        for n, edge in enumerate(producer.edges):
+            stacked = self.stack(edge)
+            if stacked is None:
+                return None
+            new, order = stacked
+            edges.append(new)
+            terms[n] = "".join(letters[d] for d in order) + terms[n]
+        if not all(letters[d] in term for d in self.free for term in terms):
+            return None
+        return make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
+
+    def stack(self, edge: Edge) -> tuple[Edge, Domain] | None:
+        """An operand read over the spans of the free dims, and the order of its new leading axes."""
+        order: list[Dim] = []
+        index: list[Expr | Slice] = []
+        if any(isinstance(item, Slice) for item in edge.index):
+            edge = make(COPY, edge, source=self.source)
+        for item in edge.index:
+            assert isinstance(item, Expr)
+            inside = [d for d in self.free if d in item.symbols()]
+            if not inside:
+                index.append(item.substitute(self.solved))
+                continue
+            (d, *others) = inside
+            offset = item - d
+            span = self.spans[d]
+            if others or d in offset.symbols() or d in order:
+                return None
+            offset = offset.substitute(self.solved)
+            index.append(Slice(span.start + offset, span.stop + offset))
+            order.append(d)
+        if set(order) & {d for size in edge.shape if isinstance(size, Expr) for d in size.symbols()}:
+            return None
+        return Edge(edge.node, tuple(index)), tuple(order)

@@ -1,0 +1,101 @@
+"""Rebuilding a graph with some of its nodes replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tempo.graph.build import make
+from tempo.graph.node import Case, Edge, Graph, Node, dims_of
+from tempo.graph.structural import RECURRENT
+from tempo.graph.traversal import reachable
+from tempo.ops.elementwise import COPY
+from tempo.symbolic import Expr, Slice
+
+Replace = Callable[[Node, "Rebuilt"], Edge | None]
+
+
+class Rebuilt:
+    """What each node of an old graph became: an edge over the old node's domain."""
+
+    def __init__(self) -> None:
+        self.edges: dict[Node, Edge] = {}
+        self.cases: dict[Node, tuple[Case, ...]] = {}
+
+    def edge(self, edge: Edge) -> Edge:
+        """An old edge, reading what its producer became."""
+        new = self.edges.get(edge.node)
+        if new is None or new.node is edge.node:
+            return edge
+        return through(edge, new)
+
+
+def through(edge: Edge, new: Edge) -> Edge:
+    """What ``edge`` reads when its producer is replaced by ``new``, an edge over the producer's domain."""
+    by_dim = dict(zip(edge.node.domain, edge.index, strict=True))
+    sliced = [d for d, item in by_dim.items() if isinstance(item, Slice)]
+    alone = all(d in new.index and sum(d in item.symbols() for item in new.index) == 1 for d in sliced) and not any(
+        isinstance(item, Slice) for item in new.index
+    )
+    if sliced and not alone:
+        new = make(COPY, new, domain=edge.node.domain, source=edge.node.source)
+    points = {d: item for d, item in by_dim.items() if isinstance(item, Expr)}
+    index = tuple(
+        by_dim[item] if item in sliced else item.substitute(points)  # type: ignore[index]
+        for item in new.index
+    )
+    return Edge(new.node, index)
+
+
+def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]] | None = None) -> Graph:
+    """The graph with every node that ``change`` gives an edge for replaced by it.
+
+    Nodes are visited operands first. Recurrent nodes stay themselves; what their cases read is replaced. New
+    recurrent nodes that ``change`` makes leave their cases in ``Rebuilt.cases``.
+    """
+    done = Rebuilt()
+    for node in graph.nodes:
+        if node.op is RECURRENT:
+            done.edges[node] = node.here()
+    for node in graph.nodes:
+        if node.op is RECURRENT:
+            continue
+        new = change(node, done)
+        done.edges[node] = refreshed(node, done) if new is None else new
+    listed = dict(cases or graph.cases)
+    for node, old in listed.items():
+        done.cases[node] = tuple(replace(case, value=done.edge(case.value)) for case in old)
+    outputs = {name: done.edge(edge) for name, edge in graph.outputs.items()}
+    emits = {name: done.edge(edge) for name, edge in graph.emits.items()}
+    stops = {dim: done.edge(edge) for dim, edge in graph.stops.items()}
+    return assemble(graph, done.cases, outputs, emits, stops, done)
+
+
+def refreshed(node: Node, done: Rebuilt) -> Edge:
+    """The same operation on what its operands became."""
+    edges = tuple(done.edge(edge) for edge in node.edges)
+    if edges == node.edges:
+        return node.here()
+    fresh = Node(
+        node.op, edges, node.domain, node.shape, node.dtype, node.source, node.attributes, node.scatters, node.name
+    )
+    return fresh.here()
+
+
+def assemble(
+    graph: Graph,
+    cases: Mapping[Node, tuple[Case, ...]],
+    outputs: Mapping[str, Edge],
+    emits: Mapping[str, Edge],
+    stops: Mapping[object, Edge],
+    done: Rebuilt,
+) -> Graph:
+    """A graph of what its results need."""
+    from tempo.graph.structural import HOST
+
+    hosts = [done.edges[n].node for n in graph.nodes if n.op is HOST]
+    roots = [e.node for e in (*outputs.values(), *emits.values(), *stops.values())]
+    nodes = reachable([*roots, *hosts], cases)
+    dims = dims_of(frozenset(d for node in nodes for d in node.domain) | frozenset(graph.dims))
+    kept = {node: tuple(cases[node]) for node in nodes if node in cases}
+    return Graph(graph.name, dims, nodes, kept, outputs, emits, stops)  # type: ignore[arg-type]

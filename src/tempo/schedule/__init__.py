@@ -1,0 +1,1 @@
+"""From a graph to the loops that compute it."""

@@ -1,0 +1,321 @@
+"""Choosing loops: what must be computed step by step, in which order, and what can be computed at once.
+
+Nodes that need each other's values at other steps form circles, and a circle needs a loop over a dim that carries it:
+one along which no read goes forward, or none goes back. Everything else is computed for all steps of a dim at once. Inside
+a loop the reads that it carries no longer matter, and what remains is scheduled in the same way. Loops over the same dim
+are joined where no read forbids it.
+
+(Allen and Kennedy's loop distribution, and typed fusion. isl gives the distances of reads; its own scheduler
+was not needed: with loops only where circles force them, the order of nodes in a loop body is a topological sort.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tempo.analysis.causality import components
+from tempo.analysis.coverage import needed_points
+from tempo.analysis.relations import Points, Read, Relations
+from tempo.graph.node import Graph, Node
+from tempo.graph.structural import RECURRENT
+from tempo.schedule.looptree import Compute, Loop, Tree
+from tempo.symbolic import Condition, Dim, Slice
+from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
+from tempo.symbolic.intervals import interval
+from tempo.symbolic.polyhedral import deltas_sign, span
+
+
+class ScheduleError(Exception):
+    """No loops were found for a program that passed all checks: a bug in Tempo."""
+
+
+Distance = tuple[int | None, int | None] | None
+
+
+@dataclass(eq=False)
+class Dependence:
+    """A read, with the steps it looks back along each dim."""
+
+    read: Read
+    distances: dict[Dim, Distance] = field(default_factory=dict)
+
+    @property
+    def consumer(self) -> Node:
+        return self.read.consumer
+
+    @property
+    def producer(self) -> Node:
+        return self.read.producer
+
+    def distance(self, family: Dim) -> Distance:
+        """The least and greatest number of steps back; None if nothing is read at all."""
+        if family not in self.distances:
+            self.distances[family] = self._distance(family)
+        return self.distances[family]
+
+    def _distance(self, family: Dim) -> Distance:
+        own = next(d for d in self.consumer.domain if d.origin is family)
+        theirs = next(d for d in self.producer.domain if d.origin is family)
+        if self.read.index is not None:
+            item = self.read.index[self.producer.domain.index(theirs)]
+            if not isinstance(item, Slice):
+                back = own - item
+                if back.is_constant:
+                    return back.constant, back.constant
+        return deltas_sign(self.read.relation, own.name, theirs.name)
+
+
+Place = tuple[tuple[Dim, int], ...]
+"""Where a node is computed: the dims of the loops around it, each with a number that tells loops apart. Pieces of
+one loop that was cut have one number."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The loop tree and what was found on the way to it."""
+
+    trees: tuple[Tree, ...]
+    places: Mapping[Node, frozenset[Place]]
+    dependences: tuple[Dependence, ...]
+    spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
+
+
+def schedule(graph: Graph, numbers: Mapping[object, int]) -> Schedule:
+    """Loops for a graph, with its bounds' numbers."""
+    relations = Relations(graph, numbers)
+    needed, _ = needed_points(relations)
+    dependences = tuple(
+        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index))
+        for node in graph.nodes
+        if node in needed
+        for r in relations.reads(node)
+    )
+    builder = _Builder(graph, numbers, needed)
+    nodes = [node for node in graph.nodes if node in needed]
+    trees = builder.sequence(nodes, dependences, ())
+    places = {node: frozenset(found) for node, found in builder.places.items()}
+    return Schedule(tuple(trees), places, dependences, builder.spans)
+
+
+@dataclass
+class _Group:
+    """Nodes that share a loop, or that stand in no further loop (``family`` None)."""
+
+    family: Dim | None
+    backwards: bool
+    nodes: list[Node]
+
+
+class _Builder:
+    def __init__(self, graph: Graph, numbers: Mapping[object, int], needed: Mapping[Node, Points]) -> None:
+        self.graph = graph
+        self.numbers = numbers
+        self.places: dict[Node, set[Place]] = {}
+        self.loops = 0
+        self.spans = {
+            node: {d: span(points, d.name) or (0, -1) for d in node.domain} for node, points in needed.items()
+        }
+
+    def sequence(self, nodes: Sequence[Node], dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
+        """The trees that compute some nodes, inside the loops ``outer``."""
+        inside = set(nodes)
+        dependences = [d for d in dependences if d.consumer in inside and d.producer in inside]
+        following: dict[Node, list[Node]] = {node: [] for node in nodes}
+        for d in dependences:
+            following[d.consumer].append(d.producer)
+        units = []
+        for component in components(following):
+            circle = len(component) > 1 or any(n in following[n] for n in component)
+            ordered = sorted(component, key=lambda n: n.number)
+            units.append(self.carried(ordered, dependences) if circle else _Group(None, False, ordered))
+        trees: list[Tree] = []
+        for group in _join(units, dependences):
+            if group.family is None:
+                for node in group.nodes:
+                    self.places.setdefault(node, set()).add(outer)
+                    trees.append(self.compute(node, {}))
+            else:
+                trees.extend(self.loop(group, group.family, dependences, outer))
+        return trees
+
+    def carried(self, circle: Sequence[Node], dependences: Sequence[Dependence]) -> _Group:
+        """The loop that a circle of nodes needs."""
+        members = set(circle)
+        inside = [d for d in dependences if d.consumer in members and d.producer in members]
+        shared = set.intersection(*({d.origin for d in node.domain} for node in circle))
+        for family in sorted(shared, key=lambda d: d.number):
+            distances = [d.distance(family) for d in inside]
+            for backwards in (False, True):
+                if all(_allowed(x, backwards) for x in distances) and any(
+                    not _stays(x, backwards) for x in distances
+                ):
+                    return _Group(family, backwards, list(circle))
+        raise ScheduleError(
+            "no dim carries the circle of " + ", ".join(n.label for n in circle) + "\n\n" + str(self.graph)
+        )
+
+    def loop(
+        self, group: _Group, family: Dim, dependences: Sequence[Dependence], outer: Place
+    ) -> list[Tree]:
+        """The loop of a group, cut where other nodes or cases become active."""
+        members = set(group.nodes)
+        rest = [
+            d
+            for d in dependences
+            if d.consumer in members and d.producer in members and _stays(d.distance(family), group.backwards)
+        ]
+        self.loops += 1
+        here = (*outer, (family, self.loops))
+        pieces: list[Tree] = []
+        for start, stop, active in self.segments(group.nodes, family):
+            body = self.sequence(active, rest, here)
+            body = [self.specialise(tree, family, start, stop) for tree in body]
+            pieces.append(Loop(family, start, stop, group.backwards, tuple(body)))
+        return pieces[::-1] if group.backwards else pieces
+
+    def segments(self, nodes: Sequence[Node], family: Dim) -> list[tuple[int, int, list[Node]]]:
+        """The ranges of a loop over which the same nodes are active."""
+        spans = {}
+        cuts: set[int] = set()
+        for node in nodes:
+            own = next(d for d in node.domain if d.origin is family)
+            low, high = self.spans[node][own]
+            if low <= high:
+                spans[node] = (low, high + 1)
+                cuts |= {low, high + 1}
+            for case in self.graph.cases.get(node, ()):
+                cuts |= {c for c in self.thresholds(case.region, own) if low < c <= high}
+        ordered = sorted(cuts)
+        pieces = []
+        for start, stop in zip(ordered, ordered[1:], strict=False):
+            active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
+            if active:
+                pieces.append((start, stop, active))
+        return _merged(pieces)
+
+    def thresholds(self, condition: Condition, dim: Dim) -> set[int]:
+        """The steps of a dim at which a condition on it alone changes."""
+        match condition:
+            case And() | Or():
+                return set().union(*(self.thresholds(p, dim) for p in condition.parts))
+            case Not():
+                return self.thresholds(condition.condition, dim)
+            case AtLeastZero() | EqualsZero():
+                expr = condition.expr.substitute(self.numbers)
+                factor = dict(expr.terms).get(dim, 0)
+                if expr.symbols() != {dim} or factor == 0 or expr - factor * dim != expr.constant:
+                    return set()
+                first = -(expr.constant // factor) if factor > 0 else expr.constant // -factor + 1
+                return {first, first + 1} if isinstance(condition, EqualsZero) else {first}
+        return set()
+
+    def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
+        """A node, with the cases that may apply when the loops are within some ranges."""
+        if node.op is not RECURRENT:
+            return Compute(node)
+        known = {d: ranges.get(d, ranges.get(d.origin, self.spans[node][d])) for d in node.domain}
+        kept = []
+        for n, case in enumerate(self.graph.cases[node]):
+            truth = decide(case.region, known, self.numbers)
+            if truth is not False:
+                kept.append(n)
+            if truth is True:
+                break
+        return Compute(node, tuple(kept))
+
+    def specialise(self, tree: Tree, family: Dim, start: int, stop: int) -> Tree:
+        return self._specialise(tree, {family: (start, stop - 1)})
+
+    def _specialise(self, tree: Tree, ranges: Mapping[Dim, tuple[int, int]]) -> Tree:
+        if isinstance(tree, Compute):
+            return self.compute(tree.node, ranges)
+        inner = {**ranges, tree.dim: (tree.start, tree.stop - 1)}
+        body = tuple(self._specialise(t, inner) for t in tree.body)
+        return Loop(tree.dim, tree.start, tree.stop, tree.backwards, body)
+
+
+def _allowed(distance: Distance, backwards: bool) -> bool:
+    """Whether a loop in this direction has what a read needs by the time it is needed."""
+    if distance is None:
+        return True
+    low, high = distance
+    return (high is not None and high <= 0) if backwards else (low is not None and low >= 0)
+
+
+def _stays(distance: Distance, backwards: bool) -> bool:
+    """Whether a read may stay within one iteration of a loop."""
+    if distance is None:
+        return False
+    low, high = distance
+    return low is None or high is None or low <= 0 <= high
+
+
+def _merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, list[Node]]]:
+    """Join neighbouring ranges unless one has much less to do: a copy of a large loop body is not worth it."""
+    result: list[tuple[int, int, list[Node]]] = []
+    for start, stop, active in pieces:
+        if result and result[-1][1] == start:
+            before = result[-1][2]
+            small, large = sorted((len(before), len(active)))
+            if set(before) == set(active) or small > max(8, large // 4):
+                union = sorted({*before, *active}, key=lambda n: n.number)
+                result[-1] = (result[-1][0], stop, union)
+                continue
+        result.append((start, stop, active))
+    return result
+
+
+def _join(units: Sequence[_Group], dependences: Sequence[Dependence]) -> list[_Group]:
+    """Put units, each after what it needs, into as few groups as their kinds and reads allow."""
+    groups: list[_Group] = []
+    place: dict[Node, int] = {}
+    reads: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        reads.setdefault(d.consumer, []).append(d)
+    for unit in units:
+        earliest = 0
+        members = set(unit.nodes)
+        for d in (d for node in unit.nodes for d in reads.get(node, ())):
+            if d.producer in members:
+                continue
+            at = place[d.producer]
+            together = _same_kind(groups[at], unit) and (
+                unit.family is None or _allowed(d.distance(unit.family), unit.backwards)
+            )
+            earliest = max(earliest, at if together else at + 1)
+        fitting = (n for n in range(earliest, len(groups)) if _same_kind(groups[n], unit))
+        at = next(fitting, len(groups))
+        if at == len(groups):
+            groups.append(_Group(unit.family, unit.backwards, []))
+        groups[at].nodes.extend(unit.nodes)
+        place.update(dict.fromkeys(unit.nodes, at))
+    return groups
+
+
+def _same_kind(a: _Group, b: _Group) -> bool:
+    return a.family is b.family and a.backwards == b.backwards
+
+
+def decide(
+    condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[object, int]
+) -> bool | None:
+    """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
+    match condition:
+        case And():
+            parts = [decide(p, ranges, numbers) for p in condition.parts]
+            return False if False in parts else None if None in parts else True
+        case Or():
+            parts = [decide(p, ranges, numbers) for p in condition.parts]
+            return True if True in parts else None if None in parts else False
+        case Not():
+            truth = decide(condition.condition, ranges, numbers)
+            return None if truth is None else not truth
+        case AtLeastZero() | EqualsZero():
+            low, high = interval(condition.expr.substitute(numbers), ranges)
+            if isinstance(condition, AtLeastZero):
+                return True if low >= 0 else False if high < 0 else None
+            return True if low == high == 0 else False if low > 0 or high < 0 else None
+    return bool(condition)
+
+

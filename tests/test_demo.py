@@ -1,0 +1,20 @@
+"""The demonstration runs, learns, and leaves a plot."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(DEMO))["main"](tmp_path / "out")
+    printed = capsys.readouterr().out
+
+    losses = [float(loss) for loss in re.findall(r"^ +\d+   (\d\.\d{4})", printed, re.MULTILINE)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.01 * losses[0]
+    assert "DefinitionError: g[5] is needed by" in printed
+    assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
