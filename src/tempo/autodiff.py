@@ -460,7 +460,7 @@ class _Expansion:
             own, domain = target.domain, self.domain_of(target)
         by_dim = dict(zip(own, index, strict=True))
         full = tuple(by_dim.get(d, d) for d in domain)
-        self.scatters[target].append(Scatter(source, full, condition))
+        self.scatters[target].append(Scatter(source, full, within(condition, source.domain)))
 
     def flow_from_cases(self, node: Node) -> None:
         """A case hands the adjoint on to the point it reads, where no earlier case applies."""

@@ -125,3 +125,13 @@ def float_of(dtype: DType) -> DType:
 def accumulator_of(dtype: DType) -> DType:
     """The type in which sums and products of many elements of this type are kept."""
     return float32 if dtype in (float16, bfloat16) else dtype
+
+
+def lowest(dtype: DType) -> Any:
+    """The value that none of this type is below."""
+    return False if is_bool(dtype) else -np.inf if is_float(dtype) else np.iinfo(dtype).min
+
+
+def highest(dtype: DType) -> Any:
+    """The value that none of this type is above (nan apart)."""
+    return True if is_bool(dtype) else np.inf if is_float(dtype) else np.iinfo(dtype).max

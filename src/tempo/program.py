@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from tempo import autodiff, dtypes
 from tempo.dtypes import DTypeLike
 from tempo.errors import DomainError, DtypeError, ProgramError, ShapeError
@@ -85,6 +87,13 @@ class State(RecurrentTensor):
         self.over = over
         self._next: RecurrentTensor | None = None
         self._next_source: SourceLine | None = None
+
+    def __setitem__(self, key: Any, value: TensorLike) -> None:
+        raise ProgramError(
+            f"state {self.name} is defined by its next value, not by cases",
+            places=[("here", user_line()), (self.name, self.edge.node.source)],
+            hint=f"write {self.name}.next = ..., in terms of {self.name} at this point",
+        )
 
     @property
     def next(self) -> RecurrentTensor:
@@ -229,7 +238,7 @@ class Program:
         dtype: DTypeLike = "float32",
     ) -> RecurrentTensor:
         """Data given when the program runs: an array with one leading axis per dim of ``domain``."""
-        shape_ = self._shape(name, shape, (), "an input")
+        shape_ = self._shape(name, shape, (), "input")
         node = self._input(name, name, shape_, self.as_domain(domain), dtypes.as_dtype(dtype))
         return self._declare(name, "input", RecurrentTensor(self, node.here()))
 
@@ -246,7 +255,7 @@ class Program:
     ) -> RecurrentTensor:
         """A tensor defined by cases: ``y[0] = ...``, ``y[t] = ... y[t - 1] ...``."""
         domain = self.as_domain(domain)
-        shape_ = self._shape(name, shape, domain, "a recurrent tensor")
+        shape_ = self._shape(name, shape, domain, "recurrent tensor")
         node = recurrent_node(name, domain, shape_, dtypes.as_dtype(dtype), user_line())
         self.cases[node] = []
         return self._declare(name, "recurrent tensor", RecurrentTensor(self, node.here()))
@@ -294,7 +303,7 @@ class Program:
         Its (initial) value is ``init``: a tensor, an array, or a function ``init(shape, dtype)`` that makes one;
         without ``init`` it is an input, given by name when the program runs.
         """
-        shape_ = self._shape(name, shape, (), "a parameter")
+        shape_ = self._shape(name, shape, (), "parameter")
         dtype = dtypes.as_dtype(dtype)
         if init is None:
             label = name if self._training_over is None else f"{name}.init"
@@ -353,7 +362,13 @@ class Program:
         The dim's bound then stands for the number of steps that were made, at most the number given for it.
         """
         here = user_line()
-        self.check_symbols((dim,))
+        (dim,) = self.as_domain((dim,))
+        if isinstance(when, bool):
+            raise DtypeError(
+                f"the stop condition of {dim.name} is {when}, a plain bool",
+                places=[("here", here)],
+                hint=f"{dim.name} == 5 compares expressions as Python objects: write tp.equal({dim.name}, 5)",
+            )
         condition = as_tensor(when, self)
         if dim in self._stops:
             raise ProgramError(
@@ -366,14 +381,18 @@ class Program:
                 f"the stop condition of {dim.name} must be one bool per step, "
                 f"found shape {show_shape(condition.shape)}, {condition.dtype.name}",
                 places=[("here", here), (condition.name, condition.edge.node.source)],
-                hint="reduce it with tp.all(...) or tp.any(...)",
+                hint="reduce it with tp.all(...) or tp.any(...)"
+                if dtypes.is_bool(condition.dtype)
+                else "compare it with something, e.g. token[t] == end",
             )
         if condition.domain != (dim,):
             raise DomainError(
                 f"the stop condition of {dim.name} must vary over {dim.name} alone, "
                 f"found the domain {show_domain(condition.domain)}",
                 places=[("here", here), (condition.name, condition.edge.node.source)],
-                hint="to stop when all of a batch are done: tp.all(done[0:B]) over the batch dim",
+                hint="to stop when all of a batch are done: tp.all(done[0:B]) over the batch dim"
+                if condition.domain
+                else f"a condition that is the same at every step does not say when to stop {dim.name}",
             )
         self._stops[dim] = (condition, here)
         self.changed()
@@ -441,7 +460,7 @@ class Program:
             raise ProgramError(
                 f"{node.label} is used but nothing defines it",
                 places=[(node.label, node.source)],
-                hint=f"define it by cases: {node.label}[0] = ...; {node.label}[t] = ...",
+                hint=f"define it: {node.label}[{', '.join(d.name for d in node.domain) or '...'}] = ...",
             )
         if isinstance(state, State) and state.edge.node is node and state._next is None:
             raise ProgramError(
@@ -455,24 +474,26 @@ class Program:
         for symbol in symbols:
             owner = getattr(symbol, "program", None)
             if owner is not self:
-                whose = f"belongs to program '{owner.name}'" if owner else "belongs to no program"
+                kind = "dim" if isinstance(symbol, SymbolicDim) else "bound"
+                whose = f"program '{owner.name}', not to '{self.name}'" if owner else "no program"
+                known = symbol.name in self._symbols
                 raise ProgramError(
-                    f"{symbol.name} {whose}, not to '{self.name}'",
-                    places=[("here", user_line())],
-                    hint=f'declare it here: {symbol.name}, ... = prog.dim("{symbol.name}")',
+                    f"{kind} {symbol.name} belongs to {whose}",
+                    places=[("here", user_line()), ("its namesake", self._symbols.get(symbol.name))],
+                    hint=f"use the {symbol.name} of '{self.name}'" if known else 'declare dims with prog.dim("name")',
                 )
 
     def _declare(self, name: str, what: str, tensor: TensorT) -> TensorT:
         _check_name(name, what)
         if name in self._tensors:
-            raise self._duplicate(name, what, self._tensors[name])
+            raise self._duplicate(name, self._tensors[name])
         self._tensors[name] = tensor
         return tensor
 
-    def _duplicate(self, name: str, what: str, first: RecurrentTensor) -> ProgramError:
+    def _duplicate(self, name: str, first: RecurrentTensor) -> ProgramError:
         return ProgramError(
             f"program '{self.name}' already has a tensor named '{name}'",
-            places=[(f"this {what}", user_line()), ("first", first.edge.node.source)],
+            places=[("here", user_line()), ("first", first.edge.node.source)],
             hint="give every input, parameter, state and recurrent tensor its own name",
         )
 
@@ -489,16 +510,23 @@ class Program:
 
     def as_domain(self, domain: DomainLike) -> Domain:
         """A domain from a dim or several, checked to be this program's and in order."""
-        dims = (domain,) if isinstance(domain, Expr) else tuple(domain)
+        dims = tuple(domain) if isinstance(domain, Iterable) else (domain,)
         for d in dims:
             if not isinstance(d, SymbolicDim):
+                kind = "a bound" if isinstance(d, Bound) else f"of type {type(d).__name__}"
                 raise DomainError(
-                    f"a domain is made of dims; {d} is of type {type(d).__name__}",
+                    f"expected a dim, found {d!r}, which is {kind}",
                     places=[("here", user_line())],
                     hint='t, T = prog.dim("t") gives the dim t and its bound T; the domain is (t,)',
                 )
         self.check_symbols(dims)
         ordered = dims_of(frozenset(dims))
+        if len(ordered) < len(dims):
+            raise DomainError(
+                f"the domain {show_domain(dims)} has a dim twice",
+                places=[("here", user_line())],
+                hint="for two independent steps declare two dims",
+            )
         if ordered != dims:
             raise DomainError(
                 f"the domain {show_domain(dims)} is not in the order in which the dims were declared",
@@ -508,18 +536,18 @@ class Program:
         return dims
 
     def _shape(self, name: str, shape: ShapeLike, domain: Domain, what: str) -> Shape:
-        sizes = (shape,) if isinstance(shape, int | Expr) else tuple(shape)
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         for size in sizes:
-            if not isinstance(size, int | Expr) or isinstance(size, bool):
+            if not isinstance(size, int | np.integer | Expr) or isinstance(size, bool):
                 problem = f"{size!r} is not a size"
-            elif isinstance(size, int) and size < 0:
+            elif not isinstance(size, Expr) and size < 0:
                 problem = f"the size {size} is negative"
             elif isinstance(size, Expr) and set(dims_of(size.symbols())) - set(domain):
                 problem = f"the size {size} varies over dims that are not in its domain"
             else:
                 continue
             raise ShapeError(
-                f"the shape of {what} '{name}': {problem}",
+                f"the shape of {what} {name}: {problem}",
                 places=[("here", user_line())],
                 hint="sizes are non-negative integers or expressions of bounds"
                 + (" and the domain's dims" if domain else ""),
@@ -531,7 +559,7 @@ class Program:
 def _check_name(name: str, what: str) -> None:
     if not isinstance(name, str) or not name or name in _RESERVED:
         raise ProgramError(
-            f"{name!r} cannot be the name of a {what}",
+            f"{what} {name!r}: not a name that can be given",
             places=[("here", user_line())],
             hint=f"names are non-empty strings other than {' and '.join(map(repr, _RESERVED))}",
         )

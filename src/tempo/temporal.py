@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any
 
+import numpy as np
+
+from tempo import dtypes
 from tempo.dtypes import DType
 from tempo.errors import DomainError, DtypeError, IndexExpressionError, ProgramError, ShapeError
 from tempo.graph.node import (
@@ -21,7 +24,7 @@ from tempo.graph.node import (
     show_shape,
     substitute_shape,
 )
-from tempo.graph.structural import RECURRENT
+from tempo.graph.structural import INPUT, RECURRENT
 from tempo.ops.elementwise import copy
 from tempo.ops.shaping import broadcast_to
 from tempo.source import SourceLine, user_line
@@ -39,6 +42,7 @@ from tempo.symbolic import (
     constant,
     equal,
 )
+from tempo.symbolic.polyhedral import to_set
 from tempo.tensor import RecurrentTensor, TensorLike, as_tensor, is_weak
 
 # -- temporal indexing ------------------------------------------------------------------------------------
@@ -51,9 +55,10 @@ def parse_index(tensor: RecurrentTensor, key: Any) -> Index:
     ellipses = sum(1 for k in keys if isinstance(k, EllipsisType))
     given = len(keys) - ellipses
     if ellipses > 1 or given > len(domain):
+        found = f"{given} indices" if given != 1 else "1 index"
         raise IndexExpressionError(
-            f"{tensor.edge}[...]: {given} temporal indices for the domain {show_domain(domain)}"
-            + (" and more than one '...'" if ellipses > 1 else ""),
+            f"{tensor}[...]: {found}{' and more than one ...' if ellipses > 1 else ''} "
+            f"for the domain {show_domain(domain)}",
             places=[("here", user_line()), (tensor.name, tensor.edge.node.source)],
             hint="x[...] indexes time, one index per dim of the domain; x.space[...] indexes inside a value",
         )
@@ -67,7 +72,9 @@ def parse_index(tensor: RecurrentTensor, key: Any) -> Index:
 def _parse_item(tensor: RecurrentTensor, dim: Dim, key: Any) -> Item:
     if isinstance(key, slice):
         if key.step is not None:
-            raise _index_error(tensor, dim, key, "a temporal slice has no step", "x[0:T].space[::2]")
+            shown = ":".join("" if k is None else str(k) for k in (key.start, key.stop, key.step))
+            hint = f"stack the steps, then take some of them: x[0:{dim.bound}].space[::{key.step}]"
+            raise _index_error(tensor, dim, shown, "a temporal slice has no step", hint)
         start = constant(0) if key.start is None else _point(tensor, dim, key.start)
         stop = dim.bound if key.stop is None else _point(tensor, dim, key.stop)
         return Slice(start, stop)
@@ -75,13 +82,14 @@ def _parse_item(tensor: RecurrentTensor, dim: Dim, key: Any) -> Item:
 
 
 def _point(tensor: RecurrentTensor, dim: Dim, key: Any) -> Expr:
-    if isinstance(key, builtins.bool):
+    if isinstance(key, builtins.bool | np.bool_):
         raise _index_error(
             tensor,
             dim,
             key,
             f"{key} is a plain bool, not an index",
-            "t == 0 compares expressions as Python objects; write x[0] = ..., or x[tp.equal(t, 0)] = ...",
+            f"{dim.name} == 0 compares expressions as Python objects; "
+            f"write {tensor.name}[0], or the condition tp.equal({dim.name}, 0)",
         )
     if isinstance(key, Condition):
         raise _index_error(
@@ -89,15 +97,17 @@ def _point(tensor: RecurrentTensor, dim: Dim, key: Any) -> Expr:
             dim,
             key,
             "a condition selects the points that a case defines, not the points that are read",
-            "use x[condition] = value to define, tp.where(condition, x, other) to choose",
+            f"to choose between values write tp.where({key}, {tensor.name}, other)",
         )
     if isinstance(key, RecurrentTensor):
         raise _index_error(
             tensor,
             dim,
-            key.edge,
+            key,
             "an index cannot be a tensor",
-            "to index by values use x[0:T].take(idx)",
+            f"to choose by a condition on data write tp.where({key}, a, b)"
+            if dtypes.is_bool(key.dtype)
+            else f"to index by values stack the steps and take some of them: x[0:{dim.bound}].take({key})",
         )
     try:
         expr = as_expr(key)
@@ -109,7 +119,7 @@ def _point(tensor: RecurrentTensor, dim: Dim, key: Any) -> Expr:
 
 def _index_error(tensor: RecurrentTensor, dim: Dim, key: object, message: str, hint: str) -> IndexExpressionError:
     return IndexExpressionError(
-        f"{tensor.edge} indexed over {dim.name} by {key}: {message}",
+        f"{tensor} indexed over {dim.name} by {key}: {message}",
         places=[("here", user_line()), (tensor.name, tensor.edge.node.source)],
         hint=hint,
     )
@@ -121,7 +131,7 @@ def compose(tensor: RecurrentTensor, items: Index) -> Edge:
     sliced = {d for d, item in zip(view, items, strict=True) if isinstance(item, Slice)}
     for d in sliced & shape_symbols(tensor.shape):
         raise ShapeError(
-            f"{edge} has shape {show_shape(tensor.shape)}, which differs from step to step of {d.name}: "
+            f"{tensor} has shape {show_shape(tensor.shape)}, which differs from step to step of {d.name}: "
             f"its steps cannot be stacked by a slice over {d.name}",
             places=[("here", user_line()), (tensor.name, edge.node.source)],
             hint="reduce or pad the axis to a size that does not depend on " + d.name,
@@ -146,10 +156,14 @@ def define_case(tensor: RecurrentTensor, key: Any, value: TensorLike) -> None:
     """``x[key] = value``: one more case of the definition of a recurrent tensor."""
     node, program, here = tensor.edge.node, tensor.program, user_line()
     if node not in program.cases or not tensor.edge.is_here:
+        view = node in program.cases
+        what = "a part of another tensor" if view else "an input" if node.op is INPUT else "made by an operation"
         raise ProgramError(
-            f"{tensor.edge} cannot be defined by cases: it already has its values",
+            f"{tensor} cannot be defined by cases: it is {what}",
             places=[("here", here), (tensor.name, node.source)],
-            hint=f'declare it with prog.recurrent("{node.name or "name"}", shape=..., domain=...)',
+            hint=f"define {node.name} itself: {node.name}[...] = ..."
+            if view
+            else f'cases define what prog.recurrent("{node.name or "name"}", shape=..., domain=...) declares',
         )
     if isinstance(key, Condition):
         target: tuple[Expr, ...] = node.domain
@@ -169,7 +183,6 @@ def add_case(
 ) -> None:
     node, program = tensor.edge.node, tensor.program
     earlier = program.cases[node]
-    _check_reachable(tensor, earlier, source)
     free = {d for d, e in zip(node.domain, target, strict=True) if d in e.symbols()}
     left = f"{node.label}[{', '.join(map(str, target)) if condition is TRUE else condition}]"
     value = _case_value(tensor, left, dict(zip(node.domain, target, strict=True)), free, value, source)
@@ -182,20 +195,27 @@ def add_case(
         else:
             pinned.append(equal(d, e))
     guards = tuple((solved[d], d) for d in node.domain if d in free)
-    earlier.append(
-        Case(
-            target,
-            guards,
-            conjunction([*pinned, condition.substitute(solved)]),
-            value.edge.substitute(solved),
-            source,
-        )
+    case = Case(
+        target,
+        guards,
+        conjunction([*pinned, condition.substitute(solved)]),
+        value.edge.substitute(solved),
+        source,
     )
+    _check_reachable(node.domain, left, case, earlier)
+    earlier.append(case)
     program.changed()
 
 
 def _parse_target(tensor: RecurrentTensor, key: Any) -> tuple[Expr, ...]:
-    target = []
+    x, target = tensor.name, []
+    for k in key if isinstance(key, tuple) else ():
+        if isinstance(k, Condition):
+            raise IndexExpressionError(
+                f"{x}[...] = ...: the condition {k} stands among other indices",
+                places=[("here", user_line()), (x, tensor.edge.node.source)],
+                hint=f"a condition stands alone, for all dims: {x}[{k}] = ..., {x}[({k}) & ...] = ...",
+            )
     for d, item in zip(tensor.edge.node.domain, parse_index(tensor, key), strict=True):
         if isinstance(item, Slice):
             raise _index_error(
@@ -203,7 +223,7 @@ def _parse_target(tensor: RecurrentTensor, key: Any) -> tuple[Expr, ...]:
                 d,
                 item,
                 "a case defines points, not slices",
-                f"write the condition: x[({d.name} >= {item.start}) & ({d.name} < {item.stop})] = ...",
+                f"write a condition: {x}[({d.name} >= {item.start}) & ({d.name} < {item.stop})] = ...",
             )
         others = set(dims_of(item.symbols())) - {d}
         own = dict(item.terms).get(d, 0)
@@ -214,8 +234,8 @@ def _parse_target(tensor: RecurrentTensor, key: Any) -> tuple[Expr, ...]:
                 d,
                 item,
                 f"on the left of = stands {d.name}, {d.name} plus or minus something fixed, or something fixed",
-                f"define every point through its own index, e.g. x[{d.name}] = ..., "
-                f"with conditions such as x[tp.equal({d.name} % 2, 0)] = ...",
+                f"define every point through its own index, e.g. {x}[{d.name}] = ..., "
+                f"with conditions such as {x}[tp.equal({d.name} % 2, 0)] = ...",
             )
         target.append(item)
     return tuple(target)
@@ -233,14 +253,27 @@ def _checked_condition(tensor: RecurrentTensor, condition: Condition) -> Conditi
     return condition
 
 
-def _check_reachable(tensor: RecurrentTensor, earlier: Sequence[Case], source: SourceLine) -> None:
-    for case in earlier:
-        if case.condition is TRUE and case.target == tensor.edge.node.domain:
-            raise ProgramError(
-                f"this case of {tensor.name} can never apply: an earlier one matches every point",
-                places=[("here", source), ("earlier", case.source)],
-                hint="the first case that matches wins; write special cases before the general one",
-            )
+def _check_reachable(domain: Domain, left: str, case: Case, earlier: Sequence[Case]) -> None:
+    """Reject a case that applies nowhere, whatever the bounds."""
+    if not earlier and case.condition is TRUE:
+        return
+    bounds = {s for c in (case, *earlier) for s in c.region.symbols() if not isinstance(s, Dim)}
+    region = conjunction([case.region, *(b >= 1 for b in bounds)])
+    try:
+        if not to_set(conjunction([region, *(~e.region for e in earlier)]), domain).is_empty():
+            return
+        nowhere = to_set(region, domain).is_empty()
+        taken = [e for e in earlier if not to_set(region & e.region, domain).is_empty()]
+    except IndexExpressionError:  # a product of bounds: only numbers can decide
+        return
+    raise ProgramError(
+        f"{left} = ... can never apply: "
+        + ("no step satisfies its condition" if nowhere else "the cases before it define all of its points"),
+        places=[("here", case.source), *(("earlier", e.source) for e in taken)],
+        hint=" and ".join(f"{d.name} goes from 0 to {d.bound - 1}" for d in domain)
+        if nowhere
+        else "the first case that matches wins; write special cases before the general one",
+    )
 
 
 def _case_value(
@@ -253,21 +286,22 @@ def _case_value(
 ) -> RecurrentTensor:
     """The right-hand side, checked against the left and brought to its shape and dtype."""
     node = tensor.edge.node
-    places = [("here", source), (node.label, node.source)]
     weak = is_weak(value)
     result = as_tensor(value, tensor.program, node.dtype if weak else None)
+    places = [("here", source), (node.label, node.source), (str(result), result.edge.node.source)]
     extra = set(result.domain) - free
     if extra:
         raise DomainError(
             f"{left} = ...: the right side varies over {_names(extra)}, the left does not",
             places=places,
-            hint=f"index the right side at one point of {_names(extra)}, or reduce over it, e.g. value[0:T].sum(0)",
+            hint=f"index the right side at one step of {_names(extra)}, or stack the steps and reduce them, e.g. "
+            + "; ".join(f"value[0:{d.bound}].sum(0) over {d.name}" for d in dims_of(frozenset(extra))),
         )
     if result.dtype != node.dtype:
         raise DtypeError(
             f"{left} = ...: the right side is {result.dtype.name}, {node.label} is {node.dtype.name}",
             places=places,
-            hint=f"cast with .astype(tp.{node.dtype.name}), or declare {node.label} with dtype={result.dtype.name}",
+            hint=f"cast with .astype(tp.{node.dtype.name}), or declare {node.label} with dtype=tp.{result.dtype.name}",
         )
     expected = substitute_shape(node.shape, replacement)
     if result.shape != expected:

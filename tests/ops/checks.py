@@ -191,9 +191,7 @@ def padded(y: tp.RecurrentTensor, T: Any) -> tp.RecurrentTensor:
     return tp.pad(y, {0: (0, T - y.shape[0])})
 
 
-def prefix_gradients(
-    fn: Function, array: Array, start: int = 1, order: int = 2, tolerance: float = 2e-6
-) -> None:
+def prefix_gradients(fn: Function, array: Array, start: int = 1, order: int = 2, tolerance: float = 2e-6) -> None:
     """``gradients`` through ``fn(x[0:t + start])`` at all t at once; results must have one shape."""
     with tp.Program("prefix gradients") as prog:
         t, T = prog.dim("t")

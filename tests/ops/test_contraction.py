@@ -137,7 +137,10 @@ MISTAKES = [
         lambda a, b: tp.zeros((4, 1, 2)) @ tp.zeros((3, 2, 1)),
         "matmul: shapes (4, 1, 2) and (3, 2, 1): leading sizes 4 and 3 do not broadcast",
     ),
-    (lambda a, b: tp.einsum("ij,kj->ik", a, b), "einsum 'ij,kj->ik': 'j' has sizes 3 and 4 in shapes (2, 3) and (3, 4)"),
+    (
+        lambda a, b: tp.einsum("ij,kj->ik", a, b),
+        "einsum 'ij,kj->ik': 'j' has sizes 3 and 4 in shapes (2, 3) and (3, 4)",
+    ),
     (lambda a, b: tp.einsum("ij->i", a, b), "einsum 'ij->i': 1 terms for 2 operands"),
     (lambda a, b: tp.einsum("ijk->i", a), "einsum 'ijk->i': 'ijk' names 3 axes, the operand has shape (2, 3)"),
     (lambda a, b: tp.einsum("ii->i", tp.zeros((2, 2))), "einsum 'ii->i': 'i' occurs twice in one term"),

@@ -102,7 +102,9 @@ def test_symbolic_sizes():
     close(out.along, np.stack([b.sum(2) for b in lengths]))
 
     def loss(w):
-        return sum((expected(x[: t + 1], w, padding=1) ** 2).sum() + (expected(long(x, t), w) ** 2).sum() for t in range(4))
+        return sum(
+            (expected(x[: t + 1], w, padding=1) ** 2).sum() + (expected(long(x, t), w) ** 2).sum() for t in range(4)
+        )
 
     step = 1e-5
     for at in itertools.islice(np.ndindex(*w.shape), 0, None, 3):
@@ -168,7 +170,8 @@ MISTAKES = [
     (lambda x, w: tp.conv1d(x, w), "conv1d: shapes (1, 4, 5, 5) and (6, 2, 3, 3): both need 3 axes"),
     (
         lambda x, w: tp.conv2d(x, w),
-        "conv2d: shapes (1, 4, 5, 5) and (6, 2, 3, 3): 4 channels in 1 groups do not fit windows of 2 channels and 6 outputs",
+        "conv2d: shapes (1, 4, 5, 5) and (6, 2, 3, 3): 4 channels in 1 groups do not fit "
+        "windows of 2 channels and 6 outputs",
     ),
     (lambda x, w: tp.conv2d(x, w, stride=0, groups=2), "conv2d: stride 0 is not a positive integer or 2 of them"),
     (lambda x, w: tp.conv2d(x, w, padding="full", groups=2), "conv2d: padding 'full' is unknown"),
@@ -177,7 +180,10 @@ MISTAKES = [
         lambda x, w: tp.conv2d(x, w, dilation=3, groups=2),
         "conv2d: a window of 3 (dilation 3) does not fit into the size 5, padding included",
     ),
-    (lambda x, w: tp.max_pool2d(x, 6), "max_pool2d: a window of 6 (dilation 1) does not fit into the size 5, padding included"),
+    (
+        lambda x, w: tp.max_pool2d(x, 6),
+        "max_pool2d: a window of 6 (dilation 1) does not fit into the size 5, padding included",
+    ),
     (lambda x, w: tp.avg_pool1d(x, 2), "avg_pool1d: shape (1, 4, 5, 5) needs 3 axes"),
 ]
 

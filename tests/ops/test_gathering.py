@@ -176,7 +176,8 @@ MISTAKES = [
     ),
     (
         lambda x: tp.scatter_add(x, [0, 1, 1], tp.zeros((2, 3))),
-        "scatter_add: updates of shape (2, 3) do not fit: indices of shape (3,) into axis 0 of shape (2, 3) make it (3, 3)",
+        "scatter_add: updates of shape (2, 3) do not fit: indices of shape (3,) into axis 0 of shape (2, 3) "
+        "make it (3, 3)",
     ),
     (lambda x: tp.scatter_add(x > 0, [0], True), "scatter_add: bool tensors have no arithmetic"),
 ]

@@ -105,7 +105,9 @@ def test_points_of_a_symbolic_axis(key):
 
 
 @pytest.mark.parametrize(
-    "key", [np.s_[1:], np.s_[:-1], np.s_[:], np.s_[::-1], np.s_[::2], np.s_[-1:], np.s_[-1::-2], np.s_[:1], np.s_[:, 1:]], ids=show
+    "key",
+    [np.s_[1:], np.s_[:-1], np.s_[:], np.s_[::-1], np.s_[::2], np.s_[-1:], np.s_[-1::-2], np.s_[:1], np.s_[:, 1:]],
+    ids=show,
 )
 def test_slices_of_a_symbolic_axis(key):
     x = numbers(5, 3)

@@ -131,9 +131,7 @@ def test_ties_share_the_gradient_evenly(name):
     close(found, np.array(expected[name], np.float64))
 
 
-@pytest.mark.parametrize(
-    "row", [[0.0, 2.0, 3.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0], [2.0, -1.0, 0.5]], ids=str
-)
+@pytest.mark.parametrize("row", [[0.0, 2.0, 3.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0], [2.0, -1.0, 0.5]], ids=str)
 def test_the_gradient_of_a_product_is_exact_at_zeros(row):
     gradients(tp.prod, np.array(row))
     gradients(lambda x: tp.prod(x, (0, 2)), np.array([row, row[::-1]]).reshape(2, 1, 3))

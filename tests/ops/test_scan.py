@@ -147,7 +147,7 @@ def test_associative_scan_of_tuples():
 
 def test_mistakes():
     with tp.Program() as prog:
-        t, T = prog.dim("t")
+        t, _ = prog.dim("t")
         x = prog.input("x", shape=(3,), domain=(t,))
         with pytest.raises(ShapeError) as caught:
             tp.associative_scan(tp.add, x[0 : t + 1])

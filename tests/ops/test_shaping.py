@@ -130,7 +130,7 @@ def test_symbolic_sizes_reduced(fn):
 
 def test_a_symbolic_size_divides_out():
     with tp.Program() as prog:
-        b, B = prog.dim("b")
+        _, B = prog.dim("b")
         t, T = prog.dim("t")
         x = tp.zeros((B, T, 6))
         assert tp.reshape(x, (-1, 3)).shape == (2 * B * T, 3)

@@ -1,7 +1,7 @@
 """The loop tree run by Python and NumPy, one point at a time.
 
-It uses the same schedule and the same stores as the compiled backends and the primitives' own reference meaning, so that
-what it gets wrong is wrong in the schedule or in the storage.
+It uses the same schedule and the same stores as the compiled backends and the primitives' own reference meaning, so
+that what it gets wrong is wrong in the schedule or in the storage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tempo.graph.structural import INPUT, RECURRENT
 from tempo.reference import resolve
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
-from tempo.schedule.storage import Latest, Storage, steps
+from tempo.schedule.storage import Latest, Storage
 from tempo.symbolic import Slice
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class NumpyMachine:
     def run(self) -> dict[str, Array]:
         for tree in self.schedule.trees:
             self.execute(tree, {})
-        return {name: self.output(edge) for name, edge in self.graph.outputs.items()}
+        return {name: self.output(name, edge) for name, edge in self.graph.outputs.items()}
 
     def execute(self, tree: Tree, at: dict[Any, int]) -> None:
         if isinstance(tree, Loop):
@@ -102,16 +102,10 @@ class NumpyMachine:
             result[position] = self.stores[edge.node][(*self.slots(edge.node, point), *inner)]
         return result
 
-    def output(self, edge: Edge) -> Array:
-        spans = [steps(self.graph, edge.node, d, self.numbers) for d in edge.node.domain]
-        if not edge.is_here:
-            spans = [(0, d.bound.evaluate(self.numbers)) for d in edge.domain]
-        shape = resolve(edge.shape, self.numbers)
-        sizes = [b - a for a, b in spans]
-        result = np.empty((*sizes, *shape), edge.dtype)
-        for position, point in zip(np.ndindex(*sizes), itertools.product(*(range(a, b) for a, b in spans)), strict=True):
-            here = {**self.numbers, **dict(zip(edge.domain, point, strict=True))}
-            result[position] = self.read(edge, here)
+    def output(self, name: str, edge: Edge) -> Array:
+        spans = self.schedule.results[name]
+        sizes = [len(s) for s in spans]
+        result = np.empty((*sizes, *resolve(edge.shape, self.numbers)), edge.dtype)
+        for position, point in zip(np.ndindex(*sizes), itertools.product(*spans), strict=True):
+            result[position] = self.read(edge, {**self.numbers, **dict(zip(edge.domain, point, strict=True))})
         return result
-
-

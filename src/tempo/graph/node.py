@@ -40,12 +40,17 @@ class Primitive:
     the meaning in NumPy; ``gradient(g, out, *operands, **attributes)`` gives, per operand, a tensor of the
     operand's shape, or None for operands through which nothing flows. Primitives without ``gradient`` have
     derivative zero. Attributes may hold index expressions; ``reference`` sees their values at the point.
+
+    ``jax(jx, *operands, **attributes)`` is the same on JAX arrays, for one point, where axes whose size depends on
+    the point are padded: ``operands`` are ``backends.jax.padded.Padded``, sizes in attributes that depend on the point are
+    ``Extent``, and what lies in the padding of the result does not matter.
     """
 
     name: str
     infer: Callable[..., tuple[Shape, DType]] | None = None
     reference: Callable[..., Any] | None = None
     gradient: Callable[..., tuple[Any, ...]] | None = None
+    jax: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

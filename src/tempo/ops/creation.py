@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tempo import dtypes
-from tempo.dtypes import DTypeLike
-from tempo.errors import DtypeError, ShapeError
+from tempo.dtypes import DType, DTypeLike
+from tempo.errors import DtypeError, ProgramError, ShapeError
 from tempo.graph.node import Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
 from tempo.source import user_line
 from tempo.symbolic import Condition, Expr
@@ -21,24 +23,28 @@ CONSTANT = Primitive(
     "constant",
     infer=lambda *, value: (value.shape, value.dtype),
     reference=lambda *, value: value,
+    jax=lambda jx, *, value: jx.np.asarray(value),
 )
 
 FULL = Primitive(
     "full",
     infer=lambda *, shape, value: (shape, value.dtype),
     reference=lambda *, shape, value: np.full(shape, value),
+    jax=lambda jx, *, shape, value: jx.np.full(tuple(map(jx.most, shape)), value, value.dtype),
 )
 
 IOTA = Primitive(
     "iota",
     infer=lambda *, size, dtype: ((size,), dtype),
     reference=lambda *, size, dtype: np.arange(size).astype(dtype),
+    jax=lambda jx, *, size, dtype: jx.lax.iota(dtypes.DEFAULT_INT, jx.most(size)).astype(dtype),
 )
 
 INDEX_VALUE = Primitive(
     "index_value",
     infer=lambda *, expr: ((), dtypes.DEFAULT_INT),
     reference=lambda *, expr: np.asarray(expr, dtypes.DEFAULT_INT),
+    jax=lambda jx, *, expr: jx.np.asarray(jx.true(expr), dtypes.DEFAULT_INT),
 )
 
 GRID = Primitive(
@@ -48,6 +54,7 @@ GRID = Primitive(
         dtypes.bool_ if isinstance(grid.value, Condition) else dtypes.DEFAULT_INT,
     ),
     reference=lambda *, grid: grid,
+    jax=lambda jx, *, grid: jx.np.asarray(grid, dtypes.bool_ if dtypes.is_bool(grid.dtype) else dtypes.DEFAULT_INT),
 )
 """An expression or condition at all points of some dims, its axes."""
 
@@ -55,6 +62,7 @@ CONDITION_VALUE = Primitive(
     "condition_value",
     infer=lambda *, condition: ((), dtypes.bool_),
     reference=lambda *, condition: np.asarray(condition, dtypes.bool_),
+    jax=lambda jx, *, condition: jx.np.asarray(condition, dtypes.bool_),
 )
 
 
@@ -73,39 +81,53 @@ def constant(
     else:
         wanted = dtypes.as_dtype(dtype)
     target = dtypes.as_dtype(wanted)
-    if dtypes.is_integer(target) and dtypes.is_integer(array.dtype) and array.size:
-        limits = np.iinfo(target)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise DtypeError(
-                f"the value {array.max() if array.max() > limits.max else array.min()} does not fit into {target.name}",
-                places=[("here", user_line())],
-                hint="choose a wider dtype, e.g. tp.constant(value, dtype=tp.int64)",
-            )
-    array = array.astype(target)
+    array = _converted(array, target)
     array.setflags(write=False)
     return apply(CONSTANT, (), program=program, value=array)
+
+
+def misfit(array: np.ndarray[Any, Any], target: DType) -> Any:
+    """An element of the array for which the dtype has no place; None if all fit."""
+    if dtypes.is_float(target) or not array.size:
+        return None
+    if dtypes.is_float(array.dtype):
+        return array.flat[0]
+    limits = (0, 1) if dtypes.is_bool(target) else (np.iinfo(target).min, np.iinfo(target).max)
+    return next((v for v in (array.max(), array.min()) if not limits[0] <= v <= limits[1]), None)
+
+
+def _converted(array: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
+    wrong = misfit(array, target)
+    if wrong is not None:
+        wider = "float32" if dtypes.is_float(array.dtype) else "int64"
+        raise DtypeError(
+            f"the value {wrong} does not fit into {target.name}",
+            places=[("here", user_line())],
+            hint=f"choose a dtype that holds it, e.g. tp.{wider}",
+        )
+    return array.astype(target)
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise DtypeError(
-            f"{value!r} of type {type(value).__name__} cannot become a tensor: {error}",
-            places=[("here", user_line())],
-        ) from None
+    except ProgramError:  # a list of tensors
+        raise
+    except (TypeError, ValueError):  # rows of different lengths
+        array = np.empty((), object)
     if array.dtype not in dtypes.ALL:
         raise DtypeError(
-            f"{value!r} of type {type(value).__name__} cannot become a tensor",
+            f"{reprlib.repr(value)} of type {type(value).__name__} cannot become a tensor",
             places=[("here", user_line())],
-            hint="tensors come from numbers, arrays of numbers, index expressions and other tensors",
+            hint="tensors come from numbers of at most 64 bits, arrays of numbers with rows of one length, "
+            "index expressions and other tensors",
         )
     return array
 
 
 def as_shape(shape: ShapeLike) -> Shape:
     """A shape from a size or a sequence of sizes."""
-    sizes = (shape,) if isinstance(shape, int | np.integer | Expr) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for size in sizes:
         if isinstance(size, Expr):
             continue
@@ -133,7 +155,7 @@ def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) ->
             hint="use tp.broadcast_to(value, shape)",
         )
     target = dtypes.scalar_dtype(scalar.item()) if dtype is None else dtypes.as_dtype(dtype)
-    return _full(as_shape(shape), scalar.astype(target))
+    return _full(as_shape(shape), _converted(scalar, target))
 
 
 def _full(shape: Shape, value: np.ndarray[Any, Any]) -> RecurrentTensor:
@@ -170,7 +192,7 @@ def arange(size: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_INT) -> Recurrent
 
 def eye(size: int, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
     """The identity matrix."""
-    return constant(np.eye(size), dtype)
+    return constant(np.eye(size, dtype=np.int8), dtype)
 
 
 def index_value(expr: Expr, *, program: Program | None = None) -> RecurrentTensor:

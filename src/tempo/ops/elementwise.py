@@ -13,11 +13,12 @@ from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError
 from tempo.graph.node import Edge, Primitive, Shape
 from tempo.ops.common import broadcast_shapes, places, to_float
+from tempo.source import user_line
 from tempo.symbolic import Condition, Expr
 from tempo.symbolic import equal as equal_index
 from tempo.symbolic import maximum as index_maximum
 from tempo.symbolic import minimum as index_minimum
-from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce, common_program
 
 Gradient = Callable[..., tuple[RecurrentTensor | None, ...]]
 Array = np.ndarray[Any, Any]
@@ -197,7 +198,20 @@ STOP_GRADIENT = Primitive(
 # -- the functions ------------------------------------------------------------------------------------------
 
 
+def _no_plain_bools(name: str, *values: TensorLike | Condition) -> None:
+    """``t == 0`` is Python's False, whatever the step: to go on with it would be silently wrong."""
+    for value in values:
+        if isinstance(value, bool):
+            raise DtypeError(
+                f"{name}: {value} is a plain bool, the same at every step",
+                places=[("here", user_line())],
+                hint="t == 0 compares index expressions as Python objects: write tp.equal(t, 0); "
+                "to choose once, while the program is written, use Python's if",
+            )
+
+
 def _arithmetic(op: Primitive, a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    _no_plain_bools(op.name, a, b)
     left, right = coerce(a, b)
     if dtypes.is_bool(left.dtype):
         raise DtypeError(
@@ -213,14 +227,15 @@ def _float_function(op: Primitive, x: TensorLike) -> RecurrentTensor:
 
 
 def _logic(op: Primitive, *values: TensorLike) -> RecurrentTensor:
-    tensors = coerce(*values)
-    for x in tensors:
-        if not dtypes.is_bool(x.dtype):
-            raise DtypeError(
-                f"{op.name}: needs bool, found {x.dtype.name}",
-                places=places([x.edge]),
-                hint="compare first, e.g. x != 0",
-            )
+    _no_plain_bools(op.name, *values)
+    program = common_program(values)
+    tensors = [as_tensor(v, program) for v in values]
+    if not all(dtypes.is_bool(x.dtype) for x in tensors):
+        raise DtypeError(
+            f"{op.name}: needs bool, found {' and '.join(x.dtype.name for x in tensors)}",
+            places=places([x.edge for x in tensors]),
+            hint="compare first, e.g. x != 0, in parentheses: & and | bind tighter than comparisons",
+        )
     return apply(op, tensors)
 
 
@@ -502,6 +517,7 @@ def isfinite(x: TensorLike) -> RecurrentTensor:
 
 def where(condition: TensorLike | Condition, a: TensorLike, b: TensorLike) -> RecurrentTensor:
     """``a`` where the condition holds, else ``b``. The condition may be one on dims: ``t < 5``."""
+    _no_plain_bools("where", condition)
     left, right = coerce(a, b)
     (chosen,) = _bools("where", as_tensor(condition, left.program))
     return apply(WHERE, (chosen, left, right))

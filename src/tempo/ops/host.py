@@ -46,11 +46,11 @@ def host(
     tensors = [as_tensor(a, program) for a in arguments]
     ordered, together = program.as_domain(sequence), program.as_domain(batch)
     single = isinstance(out, Spec)
-    specs = (out,) if isinstance(out, Spec) else tuple(out)
+    specs = tuple(out) if isinstance(out, list | tuple) and not single else (out,)
     for declared in specs:
         if not isinstance(declared, Spec):
             raise ProgramError(
-                f"host: out={declared!r} does not say what the function returns",
+                f"host: {declared!r} in out does not say what the function returns",
                 places=[("here", here)],
                 hint="declare results as out=tp.spec(shape, dtype), or a list of those",
             )
@@ -65,14 +65,14 @@ def host(
         stray = [d.name for d in tensor.domain if d not in domain]
         if stray:
             raise DomainError(
-                f"host: the argument {tensor.edge} varies over {', '.join(stray)}, "
+                f"host: the argument {tensor} varies over {', '.join(stray)}, "
                 "which is neither in sequence nor in batch",
                 places=[("here", here), (tensor.name, tensor.edge.node.source)],
                 hint="add it to sequence=(...) for one call per step, or to batch=(...) for one call for all steps",
             )
         if shape_symbols(tensor.shape) & set(together):
             raise DomainError(
-                f"host: the shape of the argument {tensor.edge} varies over a batch dim",
+                f"host: the shape of the argument {tensor} varies over a batch dim",
                 places=[("here", here), (tensor.name, tensor.edge.node.source)],
                 hint="values of different shapes cannot be handed over in one array",
             )

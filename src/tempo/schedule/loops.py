@@ -1,9 +1,9 @@
 """Choosing loops: what must be computed step by step, in which order, and what can be computed at once.
 
 Nodes that need each other's values at other steps form circles, and a circle needs a loop over a dim that carries it:
-one along which no read goes forward, or none goes back. Everything else is computed for all steps of a dim at once. Inside
-a loop the reads that it carries no longer matter, and what remains is scheduled in the same way. Loops over the same dim
-are joined where no read forbids it.
+one along which no read goes forward, or none goes back. Everything else is computed for all steps of a dim at once.
+Inside a loop the reads that it carries no longer matter, and what remains is scheduled in the same way. Loops over the
+same dim are joined where no read forbids it.
 
 (Allen and Kennedy's loop distribution, and typed fusion. isl gives the distances of reads; its own scheduler
 was not needed: with loops only where circles force them, the order of nodes in a loop body is a topological sort.)
@@ -11,19 +11,26 @@ was not needed: with loops only where circles force them, the order of nodes in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tempo.analysis.causality import components
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
-from tempo.graph.node import Graph, Node
-from tempo.graph.structural import RECURRENT
+from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.structural import INPUT, RECURRENT
 from tempo.schedule.looptree import Compute, Loop, Tree
-from tempo.symbolic import Condition, Dim, Slice
+from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import interval
 from tempo.symbolic.polyhedral import deltas_sign, span
+
+
+# Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
+KEEP_BYTES = 16 * 2**20
 
 
 class ScheduleError(Exception):
@@ -79,9 +86,19 @@ class Schedule:
     places: Mapping[Node, frozenset[Place]]
     dependences: tuple[Dependence, ...]
     spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
+    """Per node and dim, the first and the last step at which it is needed."""
+    results: Mapping[str, tuple[range, ...]]
+    """Per output, the steps that are handed out."""
+
+    def steps(self, node: Node, dim: Dim, numbers: Mapping[Any, int]) -> tuple[int, int]:
+        """The first step of a dim at which a node may have a value, and the one after the last."""
+        if node.op is not RECURRENT:
+            return 0, dim.bound.evaluate(numbers)
+        first, last = self.spans[node][dim]
+        return first, last + 1
 
 
-def schedule(graph: Graph, numbers: Mapping[object, int]) -> Schedule:
+def schedule(graph: Graph, numbers: Mapping[Any, int]) -> Schedule:
     """Loops for a graph, with its bounds' numbers."""
     relations = Relations(graph, numbers)
     needed, _ = needed_points(relations)
@@ -95,7 +112,20 @@ def schedule(graph: Graph, numbers: Mapping[object, int]) -> Schedule:
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
     places = {node: frozenset(found) for node, found in builder.places.items()}
-    return Schedule(tuple(trees), places, dependences, builder.spans)
+    results = {name: _handed_out(relations, edge, builder.spans) for name, edge in graph.outputs.items()}
+    return Schedule(tuple(trees), places, dependences, builder.spans, results)
+
+
+def _handed_out(
+    relations: Relations, edge: Edge, spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
+) -> tuple[range, ...]:
+    """All points where an output is defined, if they are a box; the steps of its dims otherwise."""
+    if edge.node.op is RECURRENT and edge.is_here:
+        own = spans[edge.node]
+        box = conjunction(part for d, (first, last) in own.items() for part in (d >= first, d <= last))
+        if relations.points(box, edge.domain).is_subset(relations.defined[edge.node]):
+            return tuple(range(first, last + 1) for first, last in own.values())
+    return tuple(range(d.bound.evaluate(relations.numbers)) for d in edge.domain)
 
 
 @dataclass
@@ -108,7 +138,7 @@ class _Group:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, numbers: Mapping[object, int], needed: Mapping[Node, Points]) -> None:
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int], needed: Mapping[Node, Points]) -> None:
         self.graph = graph
         self.numbers = numbers
         self.places: dict[Node, set[Place]] = {}
@@ -129,6 +159,7 @@ class _Builder:
             circle = len(component) > 1 or any(n in following[n] for n in component)
             ordered = sorted(component, key=lambda n: n.number)
             units.append(self.carried(ordered, dependences) if circle else _Group(None, False, ordered))
+        self.sink(units, dependences)
         trees: list[Tree] = []
         for group in _join(units, dependences):
             if group.family is None:
@@ -154,6 +185,52 @@ class _Builder:
         raise ScheduleError(
             "no dim carries the circle of " + ", ".join(n.label for n in circle) + "\n\n" + str(self.graph)
         )
+
+    def sink(self, units: Sequence[_Group], dependences: Sequence[Dependence]) -> None:
+        """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
+        for all of its steps at once would cost too much memory."""
+        unit_of = {node: unit for unit in units for node in unit.nodes}
+        reads: dict[Node, list[Dependence]] = {}
+        readers: dict[Node, list[Dependence]] = {}
+        for d in dependences:
+            reads.setdefault(d.consumer, []).append(d)
+            readers.setdefault(d.producer, []).append(d)
+
+        def joins(node: Node, neighbours: Sequence[tuple[Node, Dependence]]) -> _Group | None:
+            """The loop in which all these neighbours are read at the same step, if there is one."""
+            loops = [unit_of[other] for other, _ in neighbours if unit_of[other].family is not None]
+            if not loops:
+                return None
+            group = loops[0]
+            inside = [d for other, d in neighbours if unit_of[other].family is not None]
+            fits = (
+                all(_same_kind(group, loop) for loop in loops)
+                and any(d.origin is group.family for d in node.domain)
+                and all(group.family is not None and d.distance(group.family) == (0, 0) for d in inside)
+            )
+            return group if fits else None
+
+        for unit in units:
+            (node, *others) = unit.nodes
+            if unit.family is None and not others:
+                operands = [(d.producer, d) for d in reads.get(node, ())]
+                group = joins(node, operands)
+                if group is not None and max(self.bytes(p) for p, _ in operands) > KEEP_BYTES:
+                    unit.family, unit.backwards = group.family, group.backwards
+        for unit in reversed(units):
+            (node, *others) = unit.nodes
+            if unit.family is None and not others and node.op is not INPUT and self.bytes(node) > KEEP_BYTES:
+                consumers = [(d.consumer, d) for d in readers.get(node, ())]
+                group = joins(node, consumers)
+                if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
+                    unit.family, unit.backwards = group.family, group.backwards
+
+    def bytes(self, node: Node) -> int:
+        """What all values of a node take."""
+        spans = self.spans[node]
+        steps = math.prod(max(last - first + 1, 0) for first, last in spans.values())
+        sizes = (interval(as_expr(s).substitute(self.numbers), spans)[1] for s in node.shape)
+        return steps * math.prod(sizes) * node.dtype.itemsize
 
     def loop(
         self, group: _Group, family: Dim, dependences: Sequence[Dependence], outer: Place
@@ -188,7 +265,7 @@ class _Builder:
                 cuts |= {c for c in self.thresholds(case.region, own) if low < c <= high}
         ordered = sorted(cuts)
         pieces = []
-        for start, stop in zip(ordered, ordered[1:], strict=False):
+        for start, stop in itertools.pairwise(ordered):
             active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
             if active:
                 pieces.append((start, stop, active))
@@ -298,7 +375,7 @@ def _same_kind(a: _Group, b: _Group) -> bool:
 
 
 def decide(
-    condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[object, int]
+    condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]
 ) -> bool | None:
     """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
     match condition:

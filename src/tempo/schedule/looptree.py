@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from tempo.graph.node import Node
 from tempo.symbolic import Dim
@@ -39,7 +38,7 @@ class Loop:
         return steps[::-1] if self.backwards else steps
 
 
-Tree = Union[Loop, Compute]
+Tree = Loop | Compute
 
 
 def computes(trees: Sequence[Tree]) -> Iterator[Compute]:

@@ -1,7 +1,7 @@
 """Where values live, and for how long.
 
-A node has one store, with an axis per dim of its domain in front of its value: all steps of the dim, the last few of them
-in a circle, or none where a step's value is only used within the same iteration of the loop that computes it.
+A node has one store, with an axis per dim of its domain in front of its value: all steps of the dim, the last few of
+them in a circle, or none where a step's value is only used within the same iteration of the loop that computes it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tempo.graph.node import Graph, Node
-from tempo.graph.regions import hull
-from tempo.graph.structural import RECURRENT
 from tempo.schedule.loops import Dependence, Place, Schedule
 from tempo.symbolic import Dim, Expr, as_expr
 from tempo.symbolic.intervals import interval
@@ -89,7 +88,7 @@ class Storage:
         return "\n".join([*lines, f"total: {sum(s.bytes for s in self.stores.values()):,} bytes"])
 
 
-def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[object, int]) -> Storage:
+def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -> Storage:
     """A store for every node that is computed."""
     readers: dict[Node, list[Dependence]] = {}
     for dependence in schedule.dependences:
@@ -97,7 +96,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[object, int]
     results = {edge.node for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values())}
     stores = {}
     for node in schedule.places:
-        ranges = {d: steps(graph, node, d, numbers) for d in node.domain}
+        ranges = {d: schedule.steps(node, d, numbers) for d in node.domain}
         kept: dict[Dim, Keeping] = {}
         for d in node.domain:
             start, stop = ranges[d]
@@ -109,16 +108,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[object, int]
     return Storage(stores)
 
 
-def steps(graph: Graph, node: Node, dim: Dim, numbers: Mapping[object, int]) -> tuple[int, int]:
-    """The first step of a dim at which a node may have a value, and the one after the last."""
-    if node.op is not RECURRENT:
-        return 0, dim.bound.evaluate(numbers)
-    spans = dict(zip(node.domain, hull(node.domain, graph.cases[node]), strict=True))
-    start, stop = spans[dim]
-    return start.evaluate(numbers), stop.evaluate(numbers)
-
-
-def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[object, int]) -> int:
+def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
     """The most that a size can be."""
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tempo.errors import IndexExpressionError
-from tempo.symbolic.condition import TRUE, And, AtLeastZero, Condition, Not, conjunction, equal
+from tempo.symbolic.condition import FALSE, TRUE, And, AtLeastZero, Condition, Not, Or, conjunction, disjunction, equal
 from tempo.symbolic.expr import Dim, Expr, constant
 from tempo.symbolic.intervals import at_least, extremes
 
@@ -25,23 +25,32 @@ def inverse(item: Expr, q: Dim, unsolved: set[Dim]) -> tuple[Dim, Expr, Conditio
 
 
 def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
-    """The condition without what holds at every point of the domain anyway."""
+    """The condition without what holds at every point of the domain anyway, or at none."""
     ranges = {d: (constant(0), d.bound - 1) for d in domain}
-    if isinstance(condition, And):
-        return conjunction(within(part, domain) for part in condition.parts)
-    if isinstance(condition, AtLeastZero):
-        try:
-            if at_least(extremes(condition.expr, ranges)[0], 0):
+    match condition:
+        case And():
+            return conjunction(within(part, domain) for part in condition.parts)
+        case Or():
+            return disjunction(within(part, domain) for part in condition.parts)
+        case AtLeastZero():
+            low, high = _extremes(condition.expr, ranges)
+            if low is not None and at_least(low, 0):
                 return TRUE
-        except IndexExpressionError:
-            pass
-    if isinstance(condition, Not):
-        # Next to the end of the box, "not there" is "past it": a range, which is easier to work with.
-        expr = condition.condition.expr
-        if dims := [s for s in expr.symbols() if s in ranges]:
-            low, high = extremes(expr, {d: ranges[d] for d in dims})
+            if high is not None and at_least(-1, high):
+                return FALSE
+        case Not():
+            # Next to the end of the box, "not there" is "past it": a range, which is easier to work with.
+            expr = condition.condition.expr
+            low, high = _extremes(expr, ranges)
             if low == 0:
                 return expr >= 1
             if high == 0:
                 return expr <= -1
     return condition
+
+
+def _extremes(expr: Expr, ranges: Mapping[Dim, tuple[Expr, Expr]]) -> tuple[Expr | None, Expr | None]:
+    try:
+        return extremes(expr, ranges)
+    except IndexExpressionError:
+        return None, None

@@ -93,6 +93,7 @@ class Expressions(Reader):
         shape: Shape,
         dtype: str,
         bound: float,
+        /,
         **attributes: Any,
     ) -> Value:
         expressions = tuple(a.expression if isinstance(a, Value) else a for a in arguments)

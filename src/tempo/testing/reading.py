@@ -188,9 +188,9 @@ class Reader:
             case "reversed":
                 return Point(limit - 1 - here, kind)
             case "half":
-                return Point((here + choices.integer(0, 1)) // 2, "//")
+                return Point((here + 1 if choices.boolean() else here) // 2, "//")
             case "mod":
-                return Point((here + choices.integer(0, 1)) % choices.integer(2, 3), "%")
+                return Point((here + 1 if choices.boolean() else here) % choices.integer(2, 3), "%")
             case "extremum":
                 c = choices.integer(0, 2)
                 return Point(least(here, c) if choices.boolean() else least(most(here, c), limit - 1), kind)

@@ -5,8 +5,9 @@ What is built is therefore what is printed: a failing recipe can be pasted into 
 
 from __future__ import annotations
 
+import itertools
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ from tempo.testing.terms import Condition, Item, Point, Symbol, Term
 Size = int | Term
 Shape = tuple[Size, ...]
 Names = tuple[str, ...]
+# What stands between the brackets on the left of a case.
+Key = Condition | tuple[Term, ...]
+# For every point that is defined: the number of the case that defines it, and the steps of the dims in it.
+Assignment = dict[tuple[int, ...], tuple[int, dict[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -249,7 +254,7 @@ class Case(Statement):
     """``x[key] = value``: the key is a condition, or a target per dim."""
 
     name: str
-    key: Condition | tuple[Term, ...]
+    key: Key
     value: Expression
 
     def __str__(self) -> str:
@@ -433,6 +438,33 @@ def without_unused(recipe: Recipe) -> Recipe:
                 live |= used(s)
     kept = (s for s in recipe.statements if isinstance(s, Output | Stop) or live & set(defines(s)))
     return replace(recipe, statements=tuple(kept))
+
+
+def places(dims: Sequence[Dim], domain: Names) -> list[dict[str, int]]:
+    """Every point of a domain, with the numbers of all bounds, by variable."""
+    limits = {d.limit: d.bound for d in dims}
+    bounds = {d.name: d.bound for d in dims}
+    ranges = (range(bounds[d]) for d in domain)
+    return [{**limits, **dict(zip(domain, p, strict=True))} for p in itertools.product(*ranges)]
+
+
+def free_dims(domain: Names, key: Key) -> Names:
+    """The dims that the right side of a case may use."""
+    if not isinstance(key, tuple):
+        return domain
+    return tuple(d for d, term in zip(domain, key, strict=True) if d in term.symbols())
+
+
+def assignment(dims: Sequence[Dim], domain: Names, keys: Sequence[Key]) -> Assignment:
+    """Which case defines which point: the first that matches it."""
+    found: Assignment = {}
+    for n, key in enumerate(keys):
+        for place in places(dims, free_dims(domain, key)):
+            if isinstance(key, tuple):
+                found.setdefault(tuple(term.evaluate(place) for term in key), (n, place))
+            elif key.evaluate(place):
+                found.setdefault(tuple(place[d] for d in domain), (n, place))
+    return found
 
 
 # -- building ---------------------------------------------------------------------------------------------

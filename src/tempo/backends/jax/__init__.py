@@ -1,0 +1,1 @@
+"""The loop tree as XLA programs."""

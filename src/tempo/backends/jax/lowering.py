@@ -1,0 +1,247 @@
+"""A whole program as one function of JAX arrays.
+
+Loops are ``fori_loop``s that carry the stores they write; a node is its primitive's function, ``vmap``ped over the dims
+that are computed at once, with operands that do not vary over a dim left unbatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tempo.backends.jax.padded import Extent, Padded, Size, jx
+from tempo.backends.jax.reading import Block, Value, read, shifted
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols
+from tempo.graph.structural import INPUT, RECURRENT
+from tempo.schedule.loops import Schedule
+from tempo.schedule.looptree import Compute, Loop, Tree, computes
+from tempo.schedule.storage import Latest, Storage, extent
+from tempo.symbolic import Condition, Dim, Expr
+from tempo.symbolic.grid import Grid, evaluate
+
+Array = Any
+State = dict[Node, Array]
+
+
+class Lowering:
+    """Turns a scheduled graph into a function from inputs to outputs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        storage: Storage,
+        numbers: Mapping[Any, int],
+    ) -> None:
+        self.graph = graph
+        self.schedule = schedule
+        self.storage = storage
+        self.numbers = dict(numbers)
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        state: State = {}
+        for tree in self.schedule.trees:
+            self.execute(tree, state, {}, inputs)
+        return {name: self.output(name, edge, state) for name, edge in self.graph.outputs.items()}
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    def execute(self, tree: Tree, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
+        """Run a tree, writing what it computes into ``state``."""
+        if isinstance(tree, Compute):
+            self.compute(tree, state, at, inputs)
+        elif tree.stop - tree.start == 1:
+            for inner in tree.body:
+                self.execute(inner, state, {**at, tree.dim: tree.start}, inputs)
+        else:
+            self.loop(tree, state, at, inputs)
+
+    def loop(self, tree: Loop, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
+        carried = [c.node for c in computes(tree.body) if self.is_carried(c.node, at)]
+        carried = list(dict.fromkeys(carried))
+        for node in carried:
+            if node not in state:
+                state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
+
+        def body(k: Array, arrays: list[Array]) -> list[Array]:
+            inner = {**state, **dict(zip(carried, arrays, strict=True))}
+            step = tree.stop - 1 - k if tree.backwards else tree.start + k
+            for t in tree.body:
+                self.execute(t, inner, {**at, tree.dim: step}, inputs)
+            return [inner[node] for node in carried]
+
+        arrays = lax.fori_loop(0, tree.stop - tree.start, body, [state[node] for node in carried])
+        state.update(zip(carried, arrays, strict=True))
+
+    def is_carried(self, node: Node, at: Mapping[Dim, Any]) -> bool:
+        """Whether a node's store outlives an iteration of the loop that computes it."""
+        kept = self.storage.stores[node].dims
+        return any(not isinstance(kept[d], Latest) and self.is_looped(node, d) for d in node.domain)
+
+    def is_looped(self, node: Node, d: Dim) -> bool:
+        return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
+
+    # -- nodes ------------------------------------------------------------------------------------------------
+
+    def block(self, node: Node, at: Mapping[Dim, Any]) -> Block:
+        ranges = {d: self.schedule.steps(node, d, self.numbers) for d in node.domain}
+        here = {d: at[d.origin] for d in node.domain if d.origin in at}
+        return Block(here, ranges, self.numbers)
+
+    def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
+        node = statement.node
+        block = self.block(node, at)
+        if node.op is INPUT:
+            value = Value(jnp.asarray(inputs[node.attributes["input"]]), block.dims)
+        elif node.op is RECURRENT:
+            value = self.choose(statement, state, block)
+        else:
+            value = self.apply(node, state, block)
+        self.write(node, value, state, block)
+
+    def read(self, edge: Edge, state: State, block: Block) -> Value:
+        """What a block reads, with its padded axes as long as they get in this block."""
+        value = read(edge, state[edge.node], self.storage.stores[edge.node], block)
+        array = value.array
+        for n, size in enumerate(edge.shape):
+            axis = len(value.dims) + n
+            length = extent(size, block.spans(), self.numbers)
+            if array.shape[axis] != length:
+                array = shifted(array, axis, 0, length)
+        return Value(array, value.dims)
+
+    def apply(self, node: Node, state: State, block: Block) -> Value:
+        """A primitive at all points of a block."""
+        operands = [self.read(edge, state, block) for edge in node.edges]
+        assert node.op.jax is not None, f"{node.op.name} has no JAX form"
+
+        def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
+            here = {**self.numbers, **block.at, **dict(zip(block.dims, coordinates, strict=True))}
+            padded = [
+                Padded(array, tuple(self.size(s, here, block) for s in edge.shape))
+                for array, edge in zip(arrays, node.edges, strict=True)
+            ]
+            attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
+            return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+
+        function = at_point
+        varying = self.varying(node, operands, block)
+        for n, d in reversed(list(enumerate(block.dims))):
+            if d in varying:
+                marks = [0 if m == n else None for m in range(len(block.dims))]
+                function = jax.vmap(function, in_axes=(marks, [0 if d in o.dims else None for o in operands]))
+        coordinates = [
+            jnp.arange(*block.ranges[d], dtype=jnp.int32) if d in varying else jnp.int32(block.ranges[d][0])
+            for d in block.dims
+        ]
+        array = function(coordinates, [o.array for o in operands])
+        return Value(array, tuple(d for d in block.dims if d in varying))
+
+    def varying(self, node: Node, operands: list[Value], block: Block) -> set[Dim]:
+        """The dims of a block over which a node's values really differ."""
+        found = {d for o in operands for d in o.dims}
+        symbols = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
+        for edge in node.edges:
+            symbols |= shape_symbols(edge.shape)
+        return found | (set(dims_of(symbols)) & set(block.dims))
+
+    def size(self, size: int | Expr, here: Mapping[Any, Any], block: Block) -> Size:
+        if isinstance(size, int):
+            return size
+        numeric = size.substitute(self.numbers)
+        if numeric.is_constant:
+            return numeric.constant
+        return Extent(evaluate(numeric, here, jnp), extent(numeric, block.spans(), self.numbers))
+
+    def attribute(self, value: Any, here: Mapping[Any, Any], block: Block) -> Any:
+        if isinstance(value, Expr):
+            return self.size(value, here, block)
+        if isinstance(value, Condition):
+            return evaluate(value, here, jnp)
+        if isinstance(value, Grid):
+            sizes = [d.bound.evaluate(self.numbers) for d in value.axes]
+            points = dict(zip(value.axes, np.indices(sizes, dtype=np.int32), strict=True))
+            return jnp.broadcast_to(evaluate(value.value, {**here, **points}, jnp), sizes)
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return tuple(self.attribute(v, here, block) for v in value)
+        return value
+
+    def choose(self, statement: Compute, state: State, block: Block) -> Value:
+        """The first case that applies, at every point of a block."""
+        node = statement.node
+        cases = [self.graph.cases[node][n] for n in statement.cases]
+        values = [self.read(case.value, state, block) for case in cases]
+        result = values[-1]
+        for case, value in list(zip(cases, values, strict=True))[-2::-1]:
+            where = self.mask(case.region, block)
+            result = self.select(where, value, result, block)
+        return result
+
+    def mask(self, condition: Condition, block: Block) -> Value:
+        dims = tuple(d for d in block.dims if d in condition.symbols())
+        here: dict[Any, Any] = {**self.numbers, **block.at}
+        for n, d in enumerate(dims):
+            steps_ = np.arange(*block.ranges[d], dtype=np.int32)
+            here[d] = steps_.reshape([-1 if m == n else 1 for m in range(len(dims))])
+        sizes = [block.ranges[d][1] - block.ranges[d][0] for d in dims]
+        return Value(jnp.broadcast_to(jnp.asarray(evaluate(condition, here, jnp)), sizes), dims)
+
+    def select(self, where: Value, a: Value, b: Value, block: Block) -> Value:
+        dims = tuple(d for d in block.dims if d in {*where.dims, *a.dims, *b.dims})
+        rank = a.array.ndim - len(a.dims)
+        chosen = jnp.where(_spread(where, dims, rank), _spread(a, dims, 0), _spread(b, dims, 0))
+        return Value(chosen, dims)
+
+    def write(self, node: Node, value: Value, state: State, block: Block) -> None:
+        """Put a block's value into the node's store."""
+        store = self.storage.stores[node]
+        array = value.array
+        if value.dims != block.dims:
+            array = _spread(value, block.dims, 0)
+            lengths = [block.ranges[d][1] - block.ranges[d][0] for d in block.dims]
+            array = jnp.broadcast_to(array, (*lengths, *array.shape[len(lengths) :]))
+        looped = [d for d in node.domain if d in block.at and not isinstance(store.dims[d], Latest)]
+        array = array.astype(node.dtype)
+        if not looped:
+            state[node] = array
+            return
+        if node not in state:
+            state[node] = jnp.zeros(store.shape, node.dtype)
+        starts: list[Any] = []
+        axis = 0
+        for d in node.domain:
+            kept = store.dims[d]
+            if isinstance(kept, Latest):
+                continue
+            if d in looped:
+                starts.append(kept.slot(block.at[d]))
+                array = jnp.expand_dims(array, axis)
+            else:
+                starts.append(0)
+            axis += 1
+        starts += [0] * len(store.value)
+        state[node] = lax.dynamic_update_slice(state[node], array, starts)
+
+    def output(self, name: str, edge: Edge, state: State) -> Array:
+        ranges = {d: (s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
+        block = Block({}, ranges, self.numbers)
+        value = self.read(edge, state, block)
+        sizes = [len(s) for s in self.schedule.results[name]]
+        array = _spread(value, block.dims, 0)
+        return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
+
+
+def _spread(value: Value, dims: tuple[Dim, ...], extra: int) -> Array:
+    """The array with an axis (of length one) for each of ``dims`` that it lacks, and ``extra`` axes behind."""
+    array = value.array
+    for n, d in enumerate(dims):
+        if d not in value.dims:
+            array = jnp.expand_dims(array, n)
+    return array.reshape((*array.shape, *(1,) * extra)) if extra else array
+
+

@@ -1,0 +1,93 @@
+"""Values with padded axes, and what primitives need to cope with them.
+
+An axis whose size depends on the point (``t + 1``) is as long as it ever gets; what lies beyond its true size is
+arbitrary. A primitive masks it where it would do harm, with its own neutral element, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A size that depends on the point: its value there (traced), and the most it can be."""
+
+    value: Array
+    most: int
+
+
+Size = int | Extent
+
+
+@dataclass(frozen=True)
+class Padded:
+    """An array and the true sizes of its axes."""
+
+    array: Array
+    sizes: tuple[Size, ...]
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def ragged(self) -> tuple[int, ...]:
+        """The axes that have padding."""
+        return tuple(n for n, size in enumerate(self.sizes) if isinstance(size, Extent))
+
+
+class Jx:
+    """What a primitive's ``jax`` function works with: JAX itself and the handling of padding."""
+
+    jax: ModuleType = jax
+    np: ModuleType = jnp
+    lax: ModuleType = lax
+
+    @staticmethod
+    def most(size: Size) -> int:
+        """The length of an axis of this size."""
+        return size.most if isinstance(size, Extent) else size
+
+    @staticmethod
+    def true(size: Size) -> Array:
+        """The true size, a number or traced."""
+        return size.value if isinstance(size, Extent) else size
+
+    @staticmethod
+    def masked(x: Padded, axes: Iterable[int], fill: Any) -> Array:
+        """The array with ``fill`` in the padding of these axes."""
+        array = x.array
+        for axis in axes:
+            size = x.sizes[axis]
+            if isinstance(size, Extent):
+                position = lax.broadcasted_iota(jnp.int32, array.shape, axis)
+                array = jnp.where(position < size.value, array, jnp.asarray(fill, array.dtype))
+        return array
+
+    @staticmethod
+    def gather(array: Array, positions: Array, axis: int) -> Array:
+        """The elements of an axis at these positions, whose shape takes the axis' place; outside, anything."""
+        if not array.shape[axis]:
+            return jnp.zeros(array.shape[:axis] + positions.shape + array.shape[axis + 1 :], array.dtype)
+        return jnp.take(array, positions, axis, mode="clip")
+
+    @staticmethod
+    def fit(array: Array, lengths: tuple[int, ...]) -> Array:
+        """The array with the ends of its axes cut off, or filled up with zeros, to these lengths."""
+        if array.shape == lengths:
+            return array
+        margins = [(0, length - found, 0) for found, length in zip(array.shape, lengths, strict=True)]
+        return lax.pad(array, jnp.zeros((), array.dtype), margins)
+
+
+jx = Jx()

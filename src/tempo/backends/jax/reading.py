@@ -1,0 +1,231 @@
+"""How a node's operands are cut out of the stores they live in.
+
+A read has, per dim of the producer, a point or a slice. Steps that are the same for all points of the consumer are
+looked up; a dim that the consumer computes at once and reads at a fixed distance is a shifted view of the whole axis;
+only what is left needs a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tempo.graph.node import Edge
+from tempo.schedule.storage import Latest, Steps, Store, Window
+from tempo.symbolic import Dim, Expr, Slice
+from tempo.symbolic.grid import evaluate
+from tempo.symbolic.intervals import interval
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """The points at which a node is computed at once: the loops' steps (numbers or traced), and ranges of its
+    other dims."""
+
+    at: Mapping[Any, Any]
+    ranges: Mapping[Dim, tuple[int, int]]
+    bounds: Mapping[Any, int]
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dims that are computed at once."""
+        return tuple(d for d in self.ranges if d not in self.at)
+
+    def spans(self) -> dict[Dim, tuple[int, int]]:
+        """Inclusive ranges of all dims, for what must be known while compiling."""
+        return {d: (start, stop - 1) for d, (start, stop) in self.ranges.items()}
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array whose leading axes are some of a block's dims, in order."""
+
+    array: Array
+    dims: tuple[Dim, ...]
+
+
+def read(edge: Edge, held: Array, store: Store, block: Block) -> Value:
+    """What a block reads through an edge: leading axes for the block's dims that it depends on, then the slices' axes,
+    then the value's."""
+    reader = _Reader(edge, held, store, block)
+    return reader.run()
+
+
+class _Reader:
+    def __init__(self, edge: Edge, held: Array, store: Store, block: Block) -> None:
+        self.edge = edge
+        self.store = store
+        self.block = block
+        self.array = held
+        # What each axis of the array stands for at present: a dim of the producer, a dim of the block, the
+        # number of a slice, or an axis of the value.
+        rank = len(edge.node.shape)
+        self.axes: list[Any] = [
+            ("stored", d) for d in edge.node.domain if not isinstance(store.dims[d], Latest)
+        ] + [("value", n) for n in range(rank)]
+
+    def run(self) -> Value:
+        general: list[tuple[Dim, Any]] = []
+        slices = 0
+        uses: dict[Dim, int] = {}
+        for item in self.edge.index:
+            for d in self.vectors(item):
+                uses[d] = uses.get(d, 0) + 1
+        for d, item in zip(self.edge.node.domain, self.edge.index, strict=True):
+            number = slices
+            slices += isinstance(item, Slice)
+            if isinstance(self.store.dims[d], Latest):
+                continue
+            varying = self.vectors(item)
+            if not varying:
+                if isinstance(item, Slice):
+                    self.cut(d, item, number)
+                else:
+                    self.look_up(d, item)
+            elif not (isinstance(item, Expr) and len(varying) == 1 and uses[varying[0]] == 1 and self.align(d, item)):
+                general.append((d, (item, number) if isinstance(item, Slice) else item))
+        if general:
+            self.gather(general)
+        dims = tuple(d for d in self.block.dims if ("block", d) in self.axes)
+        order = [("block", d) for d in dims]
+        order += [("slice", n) for n in range(slices) if ("slice", n) in self.axes]
+        order += [axis for axis in self.axes if axis[0] == "value"]
+        permutation = [self.axes.index(axis) for axis in order]
+        if permutation != list(range(len(permutation))):
+            self.array = jnp.transpose(self.array, permutation)
+        return Value(self.array, dims)
+
+    def vectors(self, item: Expr | Slice) -> list[Dim]:
+        return [d for d in self.block.dims if d in item.symbols()]
+
+    def axis(self, d: Dim) -> int:
+        return self.axes.index(("stored", d))
+
+    def value(self, expr: Expr) -> Any:
+        """An expression of the loops' steps: a number where it is one."""
+        return evaluate(expr, {**self.block.bounds, **self.block.at}, jnp)
+
+    def slot(self, d: Dim, step: Any) -> Any:
+        kept = self.store.dims[d]
+        if isinstance(kept, Window):
+            return step % kept.size
+        assert isinstance(kept, Steps)
+        return step - kept.start
+
+    def look_up(self, d: Dim, item: Expr) -> None:
+        """The same step for the whole block."""
+        axis, slot = self.axis(d), self.slot(d, self.value(item))
+        if isinstance(slot, int):
+            slot = min(max(slot, 0), self.array.shape[axis] - 1)
+            self.array = lax.index_in_dim(self.array, slot, axis, keepdims=False)
+        else:
+            self.array = lax.dynamic_index_in_dim(self.array, slot, axis, keepdims=False)
+        del self.axes[axis]
+
+    def cut(self, d: Dim, item: Slice, number: int) -> None:
+        """The same slice for the whole block."""
+        axis = self.axis(d)
+        length = self.extent(item)
+        size = self.array.shape[axis]
+        start = self.value(item.start)
+        kept = self.store.dims[d]
+        self.axes[axis] = ("slice", number)
+        if isinstance(kept, Window):
+            positions = (start + np.arange(length)) % kept.size
+            self.array = jnp.take(self.array, positions, axis=axis)
+            return
+        slot = self.slot_of(kept, start)
+        if isinstance(slot, int):
+            self.array = shifted(self.array, axis, slot, length)
+        elif self.fits(item, kept, length, size):
+            self.array = lax.dynamic_slice_in_dim(self.array, slot, length, axis)
+        else:
+            self.array = jnp.take(self.array, slot + np.arange(length), axis=axis, mode="clip")
+
+    @staticmethod
+    def slot_of(kept: Any, step: Any) -> Any:
+        return step - kept.start
+
+    def fits(self, item: Slice, kept: Any, length: int, size: int) -> bool:
+        """Whether the slice, padded to its greatest length, never reaches past the store."""
+        low, high = interval(item.start.substitute(self.block.bounds), self.block.spans())
+        return low >= kept.start and high - kept.start + length <= size
+
+    def extent(self, item: Slice) -> int:
+        return max(interval(item.length.substitute(self.block.bounds), self.block.spans())[1], 0)
+
+    def align(self, d: Dim, item: Expr) -> bool:
+        """A dim of the block read at a fixed distance (or backwards from a fixed step): a view of the axis."""
+        (v,) = self.vectors(item)
+        factor = dict(item.terms).get(v, 0)
+        kept = self.store.dims[d]
+        if factor not in (1, -1) or v in (item - factor * v).symbols() or not isinstance(kept, Steps):
+            return False
+        offset = self.value(item - factor * v)
+        if not isinstance(offset, int):
+            return False
+        axis = self.axis(d)
+        start, stop = self.block.ranges[v]
+        if factor == 1:
+            self.array = shifted(self.array, axis, start + offset - kept.start, stop - start)
+        else:
+            self.array = shifted(self.array, axis, offset - (stop - 1) - kept.start, stop - start)
+            self.array = lax.rev(self.array, (axis,))
+        self.axes[axis] = ("block", v)
+        return True
+
+    def gather(self, general: Sequence[tuple[Dim, Any]]) -> None:
+        """Everything else: one gather over all the axes concerned."""
+        dims = [
+            v
+            for v in self.block.dims
+            if any(v in self.vectors(item[0] if isinstance(item, tuple) else item) for _, item in general)
+        ]
+        slices = [item for _, item in general if isinstance(item, tuple)]
+        rank = len(dims) + len(slices)
+        known = {**self.block.bounds, **self.block.at}
+        for n, v in enumerate(dims):
+            known[v] = _along(np.arange(*self.block.ranges[v]), n, rank)
+        positions = []
+        for d, item in general:
+            if isinstance(item, tuple):
+                cut = item[0]
+                n = len(dims) + slices.index(item)
+                steps = evaluate(cut.start, known, jnp) + _along(np.arange(self.extent(cut)), n, rank)
+            else:
+                steps = evaluate(item, known, jnp)
+            slot = self.slot(d, steps)
+            positions.append(jnp.clip(slot, 0, self.array.shape[self.axis(d)] - 1))
+        taken = [self.axis(d) for d, _ in general]
+        rest = [axis for n, axis in enumerate(self.axes) if n not in taken]
+        moved = jnp.moveaxis(self.array, taken, range(len(taken)))
+        shape = np.broadcast_shapes(*(np.shape(p) for p in positions))
+        self.array = moved[tuple(jnp.broadcast_to(p, shape) for p in positions)]
+        self.axes = [("block", v) for v in dims] + [("slice", item[1]) for item in slices] + rest
+
+
+def _along(values: np.ndarray[Any, Any], axis: int, rank: int) -> np.ndarray[Any, Any]:
+    return values.astype(np.int32).reshape([-1 if n == axis else 1 for n in range(rank)])
+
+
+def shifted(array: Array, axis: int, start: int, length: int) -> Array:
+    """``array[start : start + length]`` along an axis, with zeros where that lies outside."""
+    size = array.shape[axis]
+    low, high = min(max(start, 0), size), min(max(start + length, 0), size)
+    if (low, high) != (0, size):
+        array = lax.slice_in_dim(array, low, max(high, low), axis=axis)
+    before, after = max(low - start, 0), 0
+    before = min(before, length)
+    after = length - before - array.shape[axis]
+    if before or after:
+        padding = [(0, 0, 0)] * array.ndim
+        padding[axis] = (before, after, 0)
+        array = lax.pad(array, jnp.zeros((), array.dtype), padding)
+    return array

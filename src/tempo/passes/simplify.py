@@ -1,0 +1,127 @@
+"""Simplification: small rewrites, each a few lines, applied operands first in one walk over the graph.
+
+Each rule looks at one node, whose operands are already simplified, and gives an edge to read instead, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.structural import HOST, HOST_RESULT, INPUT
+from tempo.ops.creation import CONSTANT, FULL
+from tempo.ops.elementwise import ADD, CAST, COPY, DIVIDE, MULTIPLY, NEGATIVE, STOP_GRADIENT, SUBTRACT, WHERE
+from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
+from tempo.passes.rewrite import Rebuilt, rebuild, refreshed
+
+Rule = Callable[[Node], Edge | None]
+
+
+def simplify(graph: Graph) -> Graph:
+    """The same results from fewer operations. Accumulations must have been resolved."""
+    assert not any(node.scatters for node in graph.nodes)
+    seen: dict[Any, Edge] = {}
+
+    def change(node: Node, done: Rebuilt) -> Edge | None:
+        edge = refreshed(node, done)
+        if edge.node.op in (INPUT, HOST, HOST_RESULT):
+            return edge
+        for rule in RULES:
+            found = rule(edge.node)
+            # A replacement stands for the node only if it has its values everywhere the node has.
+            if (
+                found is not None
+                and found.shape == node.shape
+                and found.dtype == node.dtype
+                and set(found.domain) == set(edge.node.domain)
+            ):
+                return found
+        return seen.setdefault(_key(edge.node), edge)
+
+    return rebuild(graph, change)
+
+
+def _key(node: Node) -> Any:
+    """What two nodes share that always have the same values."""
+    attributes = tuple((name, _frozen(value)) for name, value in sorted(node.attributes.items()))
+    return node.op, node.edges, node.domain, node.shape, node.dtype, attributes
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    return value
+
+
+def _number(edge: Edge) -> float | None:
+    """The one number that an edge reads everywhere, if it is known."""
+    if edge.node.op in (CONSTANT, FULL) and edge.node.attributes["value"].size == 1:
+        value: float = edge.node.attributes["value"].item()
+        return value
+    return None
+
+
+def _copies(node: Node) -> Edge | None:
+    """A copy (over no more dims than its operand) is its operand."""
+    if node.op in (COPY, STOP_GRADIENT) and node.edges[0].domain == node.domain:
+        return node.edges[0]
+    return None
+
+
+def _same_shape(node: Node) -> Edge | None:
+    """Reshaping or broadcasting to the shape it has, casting to the dtype it has, transposing nothing."""
+    if node.op in (RESHAPE, BROADCAST_TO, CAST):
+        return node.edges[0]
+    if node.op is TRANSPOSE and node.attributes["axes"] == tuple(range(len(node.shape))):
+        return node.edges[0]
+    return None
+
+
+def _reshape_twice(node: Node) -> Edge | None:
+    if node.op is RESHAPE and node.edges[0].node.op is RESHAPE and node.edges[0].is_here:
+        inner = node.edges[0].node.edges[0]
+        return inner if inner.shape == node.shape else None
+    return None
+
+
+def _add_zero(node: Node) -> Edge | None:
+    """x + 0, 0 + x, x - 0."""
+    if node.op in (ADD, SUBTRACT) and _number(node.edges[1]) == 0:
+        return node.edges[0]
+    if node.op is ADD and _number(node.edges[0]) == 0:
+        return node.edges[1]
+    return None
+
+
+def _times_one(node: Node) -> Edge | None:
+    """x * 1, 1 * x, x / 1."""
+    if node.op in (MULTIPLY, DIVIDE) and _number(node.edges[1]) == 1:
+        return node.edges[0]
+    if node.op is MULTIPLY and _number(node.edges[0]) == 1:
+        return node.edges[1]
+    return None
+
+
+def _twice_negative(node: Node) -> Edge | None:
+    if node.op is NEGATIVE and node.edges[0].node.op is NEGATIVE and node.edges[0].is_here:
+        return node.edges[0].node.edges[0]
+    return None
+
+
+def _same_choice(node: Node) -> Edge | None:
+    """where(c, x, x)."""
+    return node.edges[1] if node.op is WHERE and node.edges[1] == node.edges[2] else None
+
+
+RULES: tuple[Rule, ...] = (
+    _copies,
+    _same_shape,
+    _reshape_twice,
+    _add_zero,
+    _times_one,
+    _twice_negative,
+    _same_choice,
+)

@@ -1,0 +1,2 @@
+"""Random programs, and what is checked of them."""
+from tempo.testing.programs import data
