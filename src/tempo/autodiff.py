@@ -113,16 +113,20 @@ def _unflatten(structure: Any, results: list[RecurrentTensor]) -> Any:
 
 def _check_loss(loss: RecurrentTensor, here: SourceLine) -> None:
     if not isinstance(loss, RecurrentTensor):
-        raise GradientError(f"tp.grad: the loss is {loss!r}, not a tensor of a program", places=[("here", here)])
+        raise GradientError(
+            f"tp.grad: the loss must be a tensor of a program, found {type(loss).__name__}",
+            places=[("here", here)],
+            hint="tp.grad(loss, wrt) takes the loss itself, not a function that computes it",
+        )
     if loss.shape != ():
         raise ShapeError(
-            f"tp.grad: the loss must be a scalar at each point, {loss.edge} has shape {show_shape(loss.shape)}",
+            f"tp.grad: the loss must be a scalar at each point, {loss} has shape {show_shape(loss.shape)}",
             places=[("here", here), (loss.name, loss.edge.node.source)],
             hint="sum or average it first, e.g. tp.sum(loss)",
         )
     if not dtypes.is_float(loss.dtype):
         raise DtypeError(
-            f"tp.grad: {loss.edge} is {loss.dtype.name}, which has no gradient",
+            f"tp.grad: {loss} is {loss.dtype.name}, which has no gradient",
             places=[("here", here), (loss.name, loss.edge.node.source)],
             hint="only floating-point tensors can be differentiated",
         )
@@ -131,21 +135,22 @@ def _check_loss(loss: RecurrentTensor, here: SourceLine) -> None:
 def _check_wrt(loss: RecurrentTensor, wrt: Any, here: SourceLine) -> None:
     if not isinstance(wrt, RecurrentTensor):
         raise GradientError(
-            f"tp.grad: cannot differentiate with respect to {wrt!r}, which is not a tensor of a program",
+            f"tp.grad: cannot differentiate with respect to a {type(wrt).__name__}, only to tensors of a program",
             places=[("here", here)],
+            hint="wrt is a tensor, or one list, tuple or dict of tensors",
         )
     places = [("here", here), (wrt.name, wrt.edge.node.source)]
     if wrt.program is not loss.program:
         raise foreign(wrt, loss.program)
     if not dtypes.is_float(wrt.dtype):
         raise DtypeError(
-            f"tp.grad: cannot differentiate with respect to {wrt.edge}, which is {wrt.dtype.name}",
+            f"tp.grad: cannot differentiate with respect to {wrt}, which is {wrt.dtype.name}",
             places=places,
             hint="only floating-point tensors can be differentiated",
         )
     if not wrt.edge.is_here:
         raise GradientError(
-            f"tp.grad: differentiate with respect to the tensor {wrt.name}, not to its part {wrt.edge}",
+            f"tp.grad: differentiate with respect to the tensor {wrt.name}, not to its part {wrt}",
             places=places,
             hint=f"take the gradient with respect to {wrt.name} and index that: "
             f"tp.grad(loss, {wrt.name})[{indices.show(wrt.edge.index)}]",
@@ -168,10 +173,11 @@ def expand(program: Program) -> Cases:
                     places=[("here", r.source) for r in pending],
                     hint="a loss cannot depend, at the same point, on its own gradient",
                 )
-            for request in ready:
-                for group in _groups(request):
-                    _Expansion(program, request, group, cases, pending).write()
-                pending.remove(request)
+            # All are looked at before any is written out: what is written makes the others harder to see through.
+            expansions = [_Expansion(program, r, group, cases, pending) for r in ready for group in _groups(r)]
+            for expansion in expansions:
+                expansion.write()
+            pending = [r for r in pending if r not in ready]
     return cases
 
 
@@ -280,25 +286,32 @@ def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]
 
 
 def _points_of(scatter: Scatter, consumer: Node) -> Index:
-    """The producer's points that a scatter reads, as far as they are an index of the consumer's dims: exact
-    for a dim that is shared as it is, everything otherwise."""
-    same = {d for d, item in zip(consumer.domain, scatter.index, strict=True) if item == d}
-    return tuple(d if d in same else Slice(constant(0), d.bound) for d in scatter.node.domain)
+    """The producer's points that a scatter reads, as far as they are an index of the consumer's dims: exact for dims
+    that one item alone determines, all steps otherwise."""
+    points: dict[Dim, Expr] = {}
+    for q, item in zip(consumer.domain, scatter.index, strict=True):
+        found = inverse(item, q, set(scatter.node.domain)) if isinstance(item, Expr) else None
+        if found is not None:
+            points[found[0]] = found[1]
+    return tuple(points[d] if d in points else Slice(constant(0), d.bound) for d in scatter.node.domain)
 
 
 def _step(flow: _Flow, dim: Dim) -> str:
     """Where a flow's producer lies from its consumer along ``dim``: same, past, future or unknown."""
-    if dim not in flow.consumer.domain or dim not in flow.producer.domain:
+    own = next((d for d in flow.consumer.domain if d.origin is dim.origin), None)
+    theirs = next((d for d in flow.producer.domain if d.origin is dim.origin), None)
+    if own is None or theirs is None:
         return "unknown"
-    item = flow.index[flow.producer.domain.index(dim)]
-    if item == dim:
-        return "same"
+    item = flow.index[flow.producer.domain.index(theirs)]
     first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)
+    here = own + own.start
     ranges = {d: (constant(0), d.bound - 1) for d in flow.consumer.domain}
+    if first == last and here == first + theirs.start:
+        return "same"
     try:
-        if at_least(extremes(dim - last, ranges)[0], 1):
+        if at_least(extremes(here - last - theirs.start, ranges)[0], 1):
             return "past"
-        if at_least(extremes(first - dim, ranges)[0], 1):
+        if at_least(extremes(first + theirs.start - here, ranges)[0], 1):
             return "future"
     except IndexExpressionError:
         pass
@@ -379,7 +392,7 @@ class _Expansion:
         offsets: list[Expr] = []
         for d, (start, stop) in zip(node.domain, hull(node.domain, self.cases[node]), strict=True):
             natural = start == 0 and stop == d.bound
-            own.append(d if natural else self.program.internal_dim(d, stop - start, d))
+            own.append(d if natural else self.program.internal_dim(d, stop - start, d, start))
             offsets.append(start)
         self.offsets[node] = tuple(offsets)
         replacement = self.shifted(node, own)

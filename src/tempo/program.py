@@ -57,8 +57,10 @@ class Dim(SymbolicDim):
 
     __slots__ = ("program",)
 
-    def __init__(self, program: Program, name: str, bound: Expr, origin: SymbolicDim | None = None) -> None:
-        super().__init__(name, bound, origin)
+    def __init__(
+        self, program: Program, name: str, bound: Expr, origin: SymbolicDim | None = None, start: Expr | int = 0
+    ) -> None:
+        super().__init__(name, bound, origin, start)
         self.program = program
 
     @property
@@ -124,7 +126,8 @@ class State(RecurrentTensor):
             previous = tensor[tuple(last.get(e, e) for e in tensor.domain)]
             # Only the outermost dim has one point more, for the value after the last step.
             within = TRUE if position == 0 else d + 1 < d.bound
-            add_case(self, tuple(step.get(e, e) for e in self.edge.node.domain), within, previous, here)
+            target = tuple(step.get(e, e) for e in self.edge.node.domain)
+            add_case(self, target, within, previous, here, f"{self.name}.next")
         self._next, self._next_source = tensor, here
 
     @property
@@ -162,11 +165,13 @@ class Program:
         self._emits: dict[str, tuple[RecurrentTensor, SourceLine]] = {}
         self._stops: dict[SymbolicDim, tuple[RecurrentTensor, SourceLine]] = {}
         self._params: dict[str, RecurrentTensor] = {}
+        self._inputs: dict[str, Node] = {}
         self._training_over: Domain | None = None
         self._random_streams = 0
         self._internal_dims = 0
         self._seed: RecurrentTensor | None = None
         self._graph: Graph | None = None
+        self._checked: Any = None
 
     # -- being written ----------------------------------------------------------------------------
 
@@ -221,10 +226,12 @@ class Program:
         self._dims.append(Dim(self, name, size))
         return self._dims[-1], size
 
-    def internal_dim(self, like: SymbolicDim, bound: Expr, origin: SymbolicDim | None = None) -> Dim:
+    def internal_dim(
+        self, like: SymbolicDim, bound: Expr, origin: SymbolicDim | None = None, start: Expr | int = 0
+    ) -> Dim:
         """A dim that no user named, for what is derived from a program."""
         self._internal_dims += 1
-        return Dim(self, f"{like.name}'{self._internal_dims}", bound, origin)
+        return Dim(self, f"{like.name}'{self._internal_dims}", bound, origin, start)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -242,9 +249,10 @@ class Program:
         node = self._input(name, name, shape_, self.as_domain(domain), dtypes.as_dtype(dtype))
         return self._declare(name, "input", RecurrentTensor(self, node.here()))
 
-    @staticmethod
-    def _input(name: str, label: str, shape: Shape, domain: Domain, dtype: dtypes.DType) -> Node:
-        return Node(INPUT, (), domain, shape, dtype, user_line(), {"input": name}, name=label)
+    def _input(self, name: str, label: str, shape: Shape, domain: Domain, dtype: dtypes.DType) -> Node:
+        node = Node(INPUT, (), domain, shape, dtype, user_line(), {"input": name}, name=label)
+        self._inputs[name] = node
+        return node
 
     def recurrent(
         self,
@@ -420,8 +428,13 @@ class Program:
     def check(self, bounds: Mapping[Bound, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""
         from tempo.analysis import check_program
+        from tempo.reference import check_bounds
 
-        check_program(self.graph, bounds)
+        numbers = check_bounds(self.graph, bounds)
+        key = (self.graph, tuple(sorted((str(b), n) for b, n in numbers.items())))
+        if self._checked != key:
+            check_program(self.graph, bounds)
+            self._checked = key
 
     def __repr__(self) -> str:
         dims = ", ".join(d.name for d in self._dims)
@@ -452,7 +465,7 @@ class Program:
             self._check_defined(node, cases)
         dims = dims_of(frozenset(d for node in nodes for d in node.domain) | frozenset(self._dims))
         kept = {node: tuple(cases[node]) for node in nodes if node in cases}
-        return Graph(self.name, dims, nodes, kept, outputs, emits, stops)
+        return Graph(self.name, dims, nodes, kept, outputs, emits, stops, dict(self._inputs))
 
     def _check_defined(self, node: Node, cases: Mapping[Node, Sequence[Case]]) -> None:
         state = self._tensors.get(node.name)
@@ -517,7 +530,7 @@ class Program:
                 raise DomainError(
                     f"expected a dim, found {d!r}, which is {kind}",
                     places=[("here", user_line())],
-                    hint='t, T = prog.dim("t") gives the dim t and its bound T; the domain is (t,)',
+                    hint='t, T = prog.dim("t") gives the dim t and its bound T',
                 )
         self.check_symbols(dims)
         ordered = dims_of(frozenset(dims))
@@ -559,7 +572,7 @@ class Program:
 def _check_name(name: str, what: str) -> None:
     if not isinstance(name, str) or not name or name in _RESERVED:
         raise ProgramError(
-            f"{what} {name!r}: not a name that can be given",
+            f"{what} {name!r}: this cannot be a name",
             places=[("here", user_line())],
-            hint=f"names are non-empty strings other than {' and '.join(map(repr, _RESERVED))}",
+            hint=f"names come first and are non-empty strings other than {' and '.join(map(repr, _RESERVED))}",
         )

@@ -8,14 +8,14 @@ rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DomainError, DtypeError
-from tempo.graph.node import Domain, Primitive, Shape, dims_of, shape_symbols
+from tempo.graph.node import Domain, Primitive, Shape, dims_of, shape_symbols, union
 from tempo.ops.creation import as_shape
 from tempo.ops.elementwise import astype, cos, floor_divide, less, log, mod, sqrt
 from tempo.ops.reduction import argmax
@@ -31,16 +31,18 @@ from tempo.tensor import (
     current_program,
 )
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
+
+Array = Any
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-_WORD = np.uint64(0xFFFFFFFF)
 # How many random bits fill the significand of each type.
 _PRECISION = {dtypes.bfloat16: 8, dtypes.float16: 11, dtypes.float32: 24, dtypes.float64: 53}
 
 
 def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The 64 random bits of a 64-bit counter under a 64-bit key, as two words."""
+    """The 64 random bits of a 64-bit counter under a 64-bit key, as two words: arrays of uint32, NumPy's or JAX's."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = counter[0] + keys[0], counter[1] + keys[1]
     for block in range(5):
@@ -53,32 +55,46 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
     return x, y
 
 
-def _random_bits(seed: Array, *, stream: int, point: tuple[int, ...], shape: tuple[int, ...], dtype: DType) -> Array:
-    """Random words. The key is the seed folded with the operation's number, then with each coordinate of the
-    point; the counter is the element's position."""
-    with np.errstate(over="ignore"):
-        key = (seed[0:1], seed[1:2])
-        for n, coordinate in enumerate((stream, *point)):
-            key = threefry(key, (_word(coordinate), _word(n)))
-        position = np.arange(math.prod(shape), dtype=np.uint64)
-        counter = (
-            (position & _WORD).astype(np.uint32),
-            (position >> np.uint64(32)).astype(np.uint32),
-        )
-        first, second = threefry(key, counter)
+def _random_bits(
+    xp: Any, seed: Array, stream: int, point: tuple[Any, ...], shape: tuple[int, ...], dtype: DType
+) -> Array:
+    """Random words; ``xp`` is NumPy or JAX's. The key is the seed folded with the operation's number, then with each
+    coordinate of the point; the counter is the element's position."""
+    key = (seed[0:1], seed[1:2])
+    for n, coordinate in enumerate((stream, *point)):
+        key = threefry(key, (_word(xp, coordinate), _word(xp, n)))
+    first, second = threefry(key, _counter(xp, math.prod(shape)))
     if dtype == dtypes.uint64:
         first = (first.astype(np.uint64) << np.uint64(32)) | second
     return first.reshape(shape)
 
 
-def _word(value: int) -> Array:
-    return np.array([value & 0xFFFFFFFF], np.uint32)
+def _word(xp: Any, value: Any) -> Array:
+    return xp.asarray(value).astype(np.uint32).reshape(1)
+
+
+def _counter(xp: Any, count: int) -> tuple[Array, Array]:
+    if count <= 2**32:
+        low = xp.arange(count, dtype=np.uint32)
+        return low, xp.zeros_like(low)
+    position = xp.arange(count, dtype=np.uint64)
+    return position.astype(np.uint32), (position >> np.uint64(32)).astype(np.uint32)
+
+
+def _reference(seed: Array, *, stream: int, point: tuple[int, ...], shape: tuple[int, ...], dtype: DType) -> Array:
+    with np.errstate(over="ignore"):
+        return _random_bits(np, seed, stream, point, shape, dtype)
+
+
+def _jax(jx: Jx, seed: Padded, *, stream: int, point: tuple[Any, ...], shape: tuple[int, ...], dtype: DType) -> Array:
+    return _random_bits(jx.np, seed.array, stream, tuple(map(jx.true, point)), shape, dtype)
 
 
 RANDOM_BITS = Primitive(
     "random_bits",
     infer=lambda seed, *, stream, point, shape, dtype: (shape, dtype),
-    reference=_random_bits,
+    reference=_reference,
+    jax=_jax,
 )
 
 
@@ -127,15 +143,22 @@ def _unit(shape: ShapeLike, domain: Domain | Dim, dtype: DTypeLike) -> Recurrent
     return astype(whole, target) * 2.0**-precision
 
 
+def _over(domain: Domain | Dim | None, *parameters: TensorLike) -> Domain | Dim:
+    """Over which dims draws differ: those asked for, else those that the distribution's parameters vary over."""
+    if domain is not None:
+        return domain
+    return union(*(p.domain for p in parameters if isinstance(p, RecurrentTensor)))
+
+
 def uniform(
     shape: ShapeLike = (),
-    domain: Domain | Dim = (),
+    domain: Domain | Dim | None = None,
     low: TensorLike = 0.0,
     high: TensorLike = 1.0,
     dtype: DTypeLike = "float32",
 ) -> RecurrentTensor:
-    """Uniform in ``[low, high)``."""
-    unit = _unit(shape, domain, dtype)
+    """Uniform in ``[low, high)``. Draws differ over ``domain``, by default over the domain of low and high."""
+    unit = _unit(shape, _over(domain, low, high), dtype)
     if isinstance(low, int | float) and isinstance(high, int | float):
         return unit if (low, high) == (0, 1) else unit * (high - low) + low
     low = as_tensor(low)
@@ -144,25 +167,31 @@ def uniform(
 
 def normal(
     shape: ShapeLike = (),
-    domain: Domain | Dim = (),
+    domain: Domain | Dim | None = None,
     mean: TensorLike = 0.0,
     std: TensorLike = 1.0,
     dtype: DTypeLike = "float32",
 ) -> RecurrentTensor:
-    """Normal with the given mean and standard deviation (Box-Muller)."""
+    """Normal with the given mean and standard deviation (Box-Muller).
+
+    Draws differ over ``domain``, by default over the domain of mean and std.
+    """
+    over = _over(domain, mean, std)
     # 1 - u is in (0, 1], so the logarithm is finite.
-    radius = sqrt(-2.0 * log(1.0 - _unit(shape, domain, dtype)))
-    standard = radius * cos(2 * math.pi * _unit(shape, domain, dtype))
+    radius = sqrt(-2.0 * log(1.0 - _unit(shape, over, dtype)))
+    standard = radius * cos(2 * math.pi * _unit(shape, over, dtype))
     if isinstance(mean, int | float) and isinstance(std, int | float) and (mean, std) == (0, 1):
         return standard
     return standard * std + mean
 
 
-def bernoulli(p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Domain | Dim = ()) -> RecurrentTensor:
-    """True with probability ``p``; the shape is that of ``p`` unless given."""
+def bernoulli(
+    p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Domain | Dim | None = None
+) -> RecurrentTensor:
+    """True with probability ``p``. The shape, and the domain over which draws differ, are those of ``p`` by default."""
     probability = as_tensor(p)
     size: Shape = probability.shape if shape is None else as_shape(shape)
-    return less(_unit(size, domain, dtypes.float_of(probability.dtype)), probability)
+    return less(_unit(size, _over(domain, probability), dtypes.float_of(probability.dtype)), probability)
 
 
 def randint(
@@ -182,12 +211,16 @@ def randint(
     return astype(drawn, dtype) + low
 
 
-def categorical(logits: TensorLike, domain: Domain | Dim = (), axis: int = -1) -> RecurrentTensor:
-    """An index along ``axis``, drawn with probabilities ``softmax(logits)`` (the Gumbel trick)."""
+def categorical(logits: TensorLike, domain: Domain | Dim | None = None, axis: int = -1) -> RecurrentTensor:
+    """An index along ``axis``, drawn with probabilities ``softmax(logits)`` (the Gumbel trick).
+
+    Draws differ over ``domain``, by default over the domain of the logits.
+    """
     scores = as_tensor(logits)
+    over = _over(domain, scores)
     scores = astype(scores, dtypes.accumulator_of(dtypes.float_of(scores.dtype)))
     # Half a step up from [0, 1): neither logarithm sees a zero.
-    drawn = _unit(scores.shape, domain, scores.dtype)
+    drawn = _unit(scores.shape, over, scores.dtype)
     half = 2.0 ** -(_PRECISION[scores.dtype] + 1)
     return argmax(scores - log(-log(drawn * (1 - 2 * half) + half)), axis)
 

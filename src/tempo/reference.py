@@ -7,32 +7,25 @@ point is found by evaluating whatever it reads there. Everything that the compil
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tempo import dtypes
-from tempo.errors import (
-    BoundError,
-    CausalityError,
-    DefinitionError,
-    HostError,
-    InputError,
-    TempoError,
-)
-from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, show_shape
+from tempo.errors import BoundError, CausalityError, HostError, InputError, TempoError
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, show_domain, show_shape
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.source import user_line
+from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point, undefined
+from tempo.ops.creation import misfit
+from tempo.source import SourceLine, user_line
 from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol
 from tempo.symbolic.grid import Grid
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
-Point = tuple[int, ...]
-Key = tuple[Node, Point]
 
 
 @dataclass(frozen=True)
@@ -53,9 +46,11 @@ class Result:
     def __getattr__(self, name: str) -> Array:
         if name in self.__dict__.get("outputs", {}):
             return self.outputs[name]
-        raise AttributeError(f"no output named '{name}'; outputs are {', '.join(self.outputs)}")
+        raise AttributeError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self.outputs:
+            raise KeyError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
         return self.outputs[name]
 
     def __repr__(self) -> str:
@@ -66,14 +61,14 @@ class Result:
 def evaluate(graph: Graph, bounds: Mapping[Bound, int], inputs: Mapping[str, Any], seed: int = 0) -> Result:
     """Run a whole program."""
     numbers = check_bounds(graph, bounds)
-    machine = Interpreter(graph.cases, graph.stops, numbers, check_inputs(graph.nodes, numbers, inputs, seed))
+    machine = Interpreter(graph.cases, graph.stops, numbers, check_inputs(graph, numbers, inputs, seed))
     for node in graph.nodes:
         if node.op is HOST:
             sequence = machine.box(node.attributes["sequence"])
             for point in itertools.product(*sequence):
                 machine.value(node, machine.host_point(node, point))
     outputs = {name: machine.output(name, edge) for name, edge in graph.outputs.items()}
-    emits = {name: list(machine.records(edge)) for name, edge in graph.emits.items()}
+    emits = {name: list(machine.records(name, edge)) for name, edge in graph.emits.items()}
     return Result(outputs, emits)
 
 
@@ -88,17 +83,20 @@ def evaluate_at(
     names = [d.name for d in tensor.domain]
     if sorted(names) != sorted(point):
         raise InputError(
-            f"{tensor.edge} varies over ({', '.join(names)}); "
+            f"{tensor} varies over {show_domain(tensor.domain)}; "
             f"the point given is ({', '.join(f'{n}={v}' for n, v in point.items())})",
-            places=[("here", user_line())],
-            hint=f"give every dim a step: .at({', '.join(f'{n}=0' for n in names)})",
+            places=[("here", user_line()), (tensor.name, tensor.edge.node.source)],
+            hint=f"give each of its dims a step: .at({', '.join(f'{n}=0' for n in names)})",
         )
+    for name, step in point.items():
+        if isinstance(step, bool) or not isinstance(step, int | np.integer):
+            raise InputError(f"{name}={step!r}: a step is an integer", places=[("here", user_line())])
     graph = tensor.program.graph_of(tensor)
     given = {b: _bound_number(b.name, n) for b, n in bounds.items()}
-    nodes = [n for n in graph.nodes if n.op is INPUT and n.attributes["input"] in inputs]
-    arrays = check_inputs(nodes, given, inputs, seed)
+    arrays = check_inputs(graph, given, inputs, seed, partial=True)
     machine = Interpreter(graph.cases, graph.stops, given, arrays)
-    return machine.read(tensor.edge, {d: int(point[d.name]) for d in tensor.domain})
+    shown = ", ".join(f"{n}={point[n]}" for n in names)
+    return machine.read(tensor.edge, {d: int(point[d.name]) for d in tensor.domain}, f".at({shown})")
 
 
 class Interpreter:
@@ -118,9 +116,9 @@ class Interpreter:
 
     # -- evaluation on demand -----------------------------------------------------------------------
 
-    def value(self, node: Node, point: Point) -> Any:
+    def value(self, node: Node, point: Point, asked: Asked | None = None) -> Any:
         """The value of a node at a point. A loop with its own stack: recurrences are deeper than Python's."""
-        stack: list[tuple[Key, list[Key]]] = [((node, point), self.reads(node, point))]
+        stack: list[tuple[Key, list[Key]]] = [((node, point), self.reads(node, point, asked=asked))]
         under_way: dict[Key, None] = {(node, point): None}
         while stack:
             key, reads = stack[-1]
@@ -131,21 +129,24 @@ class Interpreter:
                 del under_way[key]
                 stack.pop()
             elif missing in under_way:
-                raise _cycle([*list(under_way)[list(under_way).index(missing) :], missing])
+                raise cycle(self, list(under_way)[list(under_way).index(missing) :])
             else:
+                stack.append((missing, self.reads(*missing, readers=under_way)))
                 under_way[missing] = None
-                stack.append((missing, self.reads(*missing, reader=key)))
         return self.values[node, point]
 
-    def reads(self, node: Node, point: Point, reader: Key | None = None) -> list[Key]:
-        """What must be known before a node can be computed at a point."""
+    def reads(
+        self, node: Node, point: Point, readers: Iterable[Key] = (), asked: Asked | None = None
+    ) -> list[Key]:
+        """What must be known before a node can be computed at a point. ``readers``, each needed by the one
+        before, and who ``asked`` for the first of them, are for the error if the node is not defined there."""
         if node.op is RECURRENT:
             case = self.case_at(node, point)
             if case is None:
-                raise _undefined(node, point, reader, self.cases.get(node, ()))
-            return list(self.points(case.value, self.at(node.domain, point)))
+                raise undefined(self, (node, point), list(readers), asked)
+            return list(self.points(case.value, self.at(node.domain, point), case.source))
         if any(not 0 <= p < self.bounds.limit(d) for d, p in zip(node.domain, point, strict=True)):
-            raise _undefined(node, point, reader, ())
+            raise undefined(self, (node, point), list(readers), asked)
         if node.op is HOST:
             return list(self.host_reads(node, point))
         if node.op is HOST_RESULT:
@@ -154,7 +155,7 @@ class Interpreter:
         if node.op is ACCUMULATE:
             return [(s.node, p) for s in node.scatters for p in self.sources(s, node, point)]
         here = self.at(node.domain, point)
-        return [read for edge in node.edges for read in self.points(edge, here)]
+        return [read for edge in node.edges for read in self.points(edge, here, node.source)]
 
     def compute(self, node: Node, point: Point) -> Any:
         """The value at a point, once everything it reads is known."""
@@ -177,16 +178,18 @@ class Interpreter:
         operands = [self.gather(edge, here) for edge in node.edges]
         attributes = {k: resolve(v, here) for k, v in node.attributes.items()}
         assert node.op.reference is not None
+        expected = resolve(node.shape, here)
         try:
             result = np.asarray(node.op.reference(*operands, **attributes))
         except TempoError:
             raise
         except Exception as error:
+            sizes = f"its shape is {show_shape(node.shape)} = {show_shape(expected)}"
             raise InputError(
-                f"{node.op.name} failed at {show_point(node.domain, point)}: {error}",
-                places=[(node.label, node.source)],
+                f"{node.op.name} failed at {show_point(node.domain, point)}: "
+                + (sizes if any(size < 0 for size in expected) and not isinstance(error, IndexError) else str(error)),
+                places=[("here", node.source)],
             ) from error
-        expected = resolve(node.shape, here)
         assert result.shape == expected and result.dtype == node.dtype, (
             f"{node.label}: got {result.dtype}{result.shape}, expected {node.dtype}{expected}"
         )
@@ -210,19 +213,14 @@ class Interpreter:
                 return case
         return None
 
-    def points(self, edge: Edge, here: Mapping[Any, int]) -> Iterator[Key]:
+    def points(self, edge: Edge, here: Mapping[Any, int], source: SourceLine | None = None) -> Iterator[Key]:
         """The producer's points that an edge reads."""
         spans = []
         for d, item in zip(edge.node.domain, edge.index, strict=True):
             if isinstance(item, Slice):
                 span = item.evaluate(here)
                 if span.start > span.stop:
-                    raise DefinitionError(
-                        f"{edge} is a slice of negative length: {d.name} from {span.start} to {span.stop} "
-                        f"at {show_values(here)}",
-                        places=[(edge.node.label, edge.node.source)],
-                        hint="keep the start below the stop with tp.min or tp.max",
-                    )
+                    raise negative_slice(edge, d, span, here, source)
                 spans.append(span)
             else:
                 spans.append(range(p := item.evaluate(here), p + 1))
@@ -239,15 +237,15 @@ class Interpreter:
             result[position] = self.values[key]
         return result
 
-    def visit(self, edge: Edge, point: Mapping[Any, int]) -> None:
-        """Compute what an edge reads."""
+    def visit(self, edge: Edge, point: Mapping[Any, int], wanted: str) -> None:
+        """Compute what an edge reads; ``wanted`` says who asks."""
         for key in self.points(edge, Here(self.bounds, point)):
             if key not in self.values:
-                self.value(*key)
+                self.value(*key, asked=(wanted, edge))
 
-    def read(self, edge: Edge, point: Mapping[Any, int]) -> Array:
+    def read(self, edge: Edge, point: Mapping[Any, int], wanted: str) -> Array:
         """``gather``, computing what is not known yet."""
-        self.visit(edge, point)
+        self.visit(edge, point, wanted)
         return self.gather(edge, Here(self.bounds, point))
 
     # -- accumulation -----------------------------------------------------------------------------------
@@ -296,7 +294,11 @@ class Interpreter:
     def input(self, node: Node) -> Array:
         name = node.attributes["input"]
         if name not in self.inputs:
-            raise InputError(f"input '{name}' is needed and was not given", places=[(name, node.source)])
+            raise InputError(
+                f"input '{name}' is needed and was not given",
+                places=[(name, node.source)],
+                hint=f'.at(..., inputs={{"{name}": array}}) gives it',
+            )
         return self.inputs[name]
 
     def sequence_point(self, call: Node, point: Point) -> Point:
@@ -316,7 +318,7 @@ class Interpreter:
             yield call, self.host_point(call, before)
         for here in self.batch_points(call, sequence):
             for edge in call.edges:
-                yield from self.points(edge, here)
+                yield from self.points(edge, here, call.source)
 
     def call_before(self, call: Node, sequence: Point) -> Point | None:
         """The call that comes just before in lexicographic order."""
@@ -340,7 +342,7 @@ class Interpreter:
         arguments = []
         for edge in call.edges:
             rows = [self.gather(edge, here) for here in self.batch_points(call, sequence)]
-            stacked = np.stack(rows).reshape(*sizes, *rows[0].shape)
+            stacked = np.stack(rows).reshape((*sizes, *rows[0].shape))
             # An argument that does not vary over a batch dim comes without that axis.
             varies = tuple(slice(None) if d in edge.domain else 0 for d in batch)
             arguments.append(stacked[varies])
@@ -369,19 +371,19 @@ class Interpreter:
             if all(self.case_at(edge.node, p) is not None for p in itertools.product(*spans)):
                 return spans
         gap = next(p for p in itertools.product(*natural) if self.case_at(edge.node, p) is None)
-        raise _undefined(edge.node, gap, None, self.cases[edge.node], wanted=f"output '{name}'")
+        raise undefined(self, (edge.node, gap), (), (f"output '{name}'", edge))
 
     def output(self, name: str, edge: Edge) -> Array:
         spans = self.output_spans(name, edge)
         shape = resolve(edge.shape, self.bounds)
         result = np.empty((*(len(s) for s in spans), *shape), edge.dtype)
         for position, point in zip(np.ndindex(*(len(s) for s in spans)), itertools.product(*spans), strict=True):
-            result[position] = self.read(edge, dict(zip(edge.domain, point, strict=True)))
+            result[position] = self.read(edge, dict(zip(edge.domain, point, strict=True)), f"output '{name}'")
         return result
 
-    def records(self, edge: Edge) -> Iterator[Record]:
+    def records(self, name: str, edge: Edge) -> Iterator[Record]:
         for point in itertools.product(*self.box(edge.domain)):
-            value = self.read(edge, dict(zip(edge.domain, point, strict=True)))
+            value = self.read(edge, dict(zip(edge.domain, point, strict=True)), f"emit '{name}'")
             yield Record({d.name: p for d, p in zip(edge.domain, point, strict=True)}, value)
 
 
@@ -415,7 +417,7 @@ class Bounds(Mapping[Any, int]):
             )
         self.searching.append(dim)
         limit = self.numbers[symbol]
-        steps = (t for t in range(limit) if bool(self.machine.read(edge, {dim: t})))
+        steps = (t for t in range(limit) if bool(self.machine.read(edge, {dim: t}, f"the stop of {dim.name}")))
         self.numbers[symbol] = min(next(steps, limit - 1) + 1, limit)
         self.searching.pop()
         del self.open[symbol]
@@ -459,19 +461,25 @@ class Here(Mapping[Any, int]):
 def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
     """A positive integer for every bound of the program."""
     wanted = {b.name: b for d in graph.dims for b in d.bound.symbols() if isinstance(b, Bound)}
+    listed = f"{{{', '.join(f'{n}: ...' for n in wanted)}}}"
+    if not isinstance(bounds, Mapping):
+        raise BoundError(f"bounds = {bounds!r}: not numbers for the bounds by name", hint=f"give {listed}")
     given = {getattr(key, "name", key): value for key, value in bounds.items()}
     for key, value in bounds.items():
         symbol = wanted.get(getattr(key, "name", key))
         if symbol is None or (isinstance(key, Symbol) and key is not symbol):
+            own = next((f" of its own named {key}" for name in wanted if name == str(key)), "")
+            hint = f"{key} is a dim; its bound is {key.bound}" if isinstance(key, Dim) else f"give {listed}"
             raise BoundError(
-                f"{key} = {value}: program '{graph.name}' has no such bound",
-                hint=f"its bounds are {', '.join(wanted) or 'none'}",
+                f"{key} = {value}: program '{graph.name}' has "
+                + (f"a bound{own}, this is another one" if own else "no such bound"),
+                hint=hint,
             )
     for name in wanted:
         if name not in given:
             raise BoundError(
                 f"program '{graph.name}' needs a number for the bound {name}",
-                hint=f"give all of {{{', '.join(f'{n}: ...' for n in wanted)}}}",
+                hint=f"give {listed}",
             )
     return {symbol: _bound_number(name, given[name]) for name, symbol in wanted.items()}
 
@@ -486,23 +494,31 @@ def _bound_number(name: str, value: Any) -> int:
 
 
 def check_inputs(
-    nodes: Sequence[Node], bounds: Mapping[Any, int], given: Mapping[str, Any], seed: int
+    graph: Graph, bounds: Mapping[Any, int], given: Mapping[str, Any], seed: int, partial: bool = False
 ) -> dict[str, Array]:
-    """The arrays of a run, in the shapes and dtypes that the program declares."""
-    declared = {n.attributes["input"]: n for n in nodes if n.op is INPUT}
+    """The arrays of a run, in the shapes and dtypes that the program declares.
+
+    What no result needs may be left out; ``partial`` lets everything be left out until it is asked for.
+    """
     data = {"seed": seed_words(seed), **given}
     for name in given:
-        if name not in declared:
-            known = ", ".join(n for n in declared if n != "seed") or "none"
-            raise InputError(f"the program has no input '{name}'", hint=f"its inputs are: {known}")
-    for name, node in declared.items():
-        if name not in data:
+        if name not in graph.inputs:
+            known = ", ".join(n for n in graph.inputs if n != "seed") or "none"
+            bound = any(b.name == name for b in bounds)
             raise InputError(
-                f"input '{name}' was not given",
-                places=[(name, node.source)],
+                f"program '{graph.name}' has no input '{name}'",
+                hint=f"{name} is a bound: give it as {{{name}: ...}}" if bound else f"its inputs are: {known}",
+            )
+    for node in graph.nodes:
+        if node.op is INPUT and node.attributes["input"] not in data and not partial:
+            raise InputError(
+                f"input '{node.attributes['input']}' was not given",
+                places=[(node.attributes["input"], node.source)],
                 hint=f"give an array of {_wanted(node, bounds)}",
             )
-    return {name: _check_input(node, bounds, data[name]) for name, node in declared.items()}
+    return {
+        name: _check_input(node, bounds, data[name]) for name, node in graph.inputs.items() if name in data
+    }
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:
@@ -518,20 +534,34 @@ def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
 
 def _check_input(node: Node, bounds: Mapping[Any, int], value: Any) -> Array:
     name = node.attributes["input"]
-    array = np.asarray(value)
-    if array.dtype not in dtypes.ALL or not can_cast(array.dtype, node.dtype):
-        raise InputError(
-            f"input '{name}' has dtype {array.dtype}, which does not convert to {node.dtype.name}",
-            places=[(name, node.source)],
-            hint=f"give an array of {_wanted(node, bounds)}",
-        )
-    if array.shape != _input_shape(node, bounds):
-        raise InputError(
-            f"input '{name}' has shape {show_shape(array.shape)}",
-            places=[(name, node.source)],
-            hint=f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape",
-        )
-    return array.astype(node.dtype)
+    array, expected = _as_array(value), _input_shape(node, bounds)
+    if any(size < 0 for size in expected):
+        problem = f"is declared with a negative size: shape {show_shape(node.shape)} = {show_shape(expected)}"
+    elif array.dtype not in dtypes.ALL or not can_cast(array.dtype, node.dtype):
+        found = f"dtype {array.dtype.name}" if array.dtype in dtypes.ALL else f"type {type(value).__name__}"
+        problem = f"has {found}, which does not convert to {node.dtype.name}"
+    elif array.shape != expected:
+        problem = f"has shape {show_shape(array.shape)}, expected {show_shape(expected)}"
+    elif (wrong := misfit(array, node.dtype)) is not None:
+        problem = f"has the value {wrong}, which does not fit into {node.dtype.name}"
+    else:
+        return array.astype(node.dtype)
+    wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
+    raise InputError(
+        f"input '{name}' {problem}",
+        places=[(name, node.source)],
+        hint=wanted if min(expected, default=0) >= 0 else "give bounds that make all sizes positive",
+    )
+
+
+def _as_array(value: Any) -> Array:
+    """An array of what a user gave; of dtype object, which is refused, where it is none."""
+    try:
+        return np.asarray(value)
+    except TempoError:
+        raise
+    except (TypeError, ValueError):  # rows of different lengths
+        return np.empty((), object)
 
 
 def can_cast(source: dtypes.DType, target: dtypes.DType) -> bool:
@@ -559,26 +589,29 @@ def check_host_results(
     if not out:
         return ()
     if len(values) != len(out):
+        found = f"{len(values)} values" if isinstance(returned, tuple | list) else "one value"
         raise HostError(
-            f"host function {name} returned {len(values)} values at {where}, {len(out)} were declared",
+            f"host function {name} returned {found} at {where}, {len(out)} values were declared",
             places=[("declared", call.source)],
             hint="return a tuple with one array per entry of out=[...]",
         )
     arrays = []
     for n, (value, shape, (_, dtype)) in enumerate(zip(values, shapes, out, strict=True)):
-        array = np.asarray(value)
+        array = _as_array(value)
+        which = f" as result {n}" if len(out) > 1 else ""
+        if array.dtype not in dtypes.ALL or not can_cast(array.dtype, dtype) or misfit(array, dtype) is not None:
+            found = f"a {type(value).__name__}" if array.dtype == object else array.dtype.name
+            raise HostError(
+                f"host function {name} returned {found}{which} at {where}, declared is {dtype.name}",
+                places=[("declared", call.source)],
+                hint="convert it in the function, or declare its dtype",
+            )
         if array.shape != shape:
             raise HostError(
-                f"host function {name} returned shape {show_shape(array.shape)} as result {n} at {where}, "
+                f"host function {name} returned shape {show_shape(array.shape)}{which} at {where}, "
                 f"declared is {show_shape(shape)}",
                 places=[("declared", call.source)],
                 hint="results have one leading axis per batch dim, then the declared shape",
-            )
-        if array.dtype not in dtypes.ALL or not can_cast(array.dtype, dtype):
-            raise HostError(
-                f"host function {name} returned {array.dtype} as result {n} at {where}, declared is {dtype.name}",
-                places=[("declared", call.source)],
-                hint="convert it in the function, or declare its dtype",
             )
         arrays.append(array.astype(dtype))
     return tuple(arrays)
@@ -603,40 +636,5 @@ def _hits(index: Index, here: Mapping[Any, int], point: Point) -> bool:
     )
 
 
-def show_point(domain: Domain, point: Point) -> str:
-    return ", ".join(f"{d.name}={p}" for d, p in zip(domain, point, strict=True)) or "its only point"
-
-
 def show_values(here: Mapping[Any, int]) -> str:
     return ", ".join(f"{s.name}={here[s]}" for s in here) or "its only point"
-
-
-def show_key(key: Key) -> str:
-    node, point = key
-    return f"{node.label}[{', '.join(map(str, point))}]" if point else node.label
-
-
-def _cycle(keys: Sequence[Key]) -> CausalityError:
-    named = [k for k in keys if k[0].name] or list(keys)
-    chain = " needs ".join(show_key(k) for k in [*named, *named[:1]][: len(named) + 1])
-    first = named[0]
-    return CausalityError(
-        f"{show_key(first)} depends on itself: {chain}",
-        places=[(n.label, n.source) for n in dict.fromkeys(n for n, _ in named)],
-        hint="a definition may use other steps only if they can be computed before it",
-    )
-
-
-def _undefined(
-    node: Node, point: Point, reader: Key | None, cases: Sequence[Case], wanted: str = ""
-) -> DefinitionError:
-    by = wanted or (show_key(reader) if reader else "the caller")
-    places = [(node.label, node.source)]
-    if reader is not None:
-        places.append((f"needed by {reader[0].label}", reader[0].source))
-    places.extend(("case", case.source) for case in cases)
-    return DefinitionError(
-        f"{show_key((node, point))} is needed by {by}, but {node.label} is not defined there",
-        places=places,
-        hint="",
-    )

@@ -56,8 +56,9 @@ def parse_index(tensor: RecurrentTensor, key: Any) -> Index:
     given = len(keys) - ellipses
     if ellipses > 1 or given > len(domain):
         found = f"{given} indices" if given != 1 else "1 index"
+        shown = tensor if tensor.edge.node.name else f"({tensor})"
         raise IndexExpressionError(
-            f"{tensor}[...]: {found}{' and more than one ...' if ellipses > 1 else ''} "
+            f"{shown}[...]: {found}{' and more than one ...' if ellipses > 1 else ''} "
             f"for the domain {show_domain(domain)}",
             places=[("here", user_line()), (tensor.name, tensor.edge.node.source)],
             hint="x[...] indexes time, one index per dim of the domain; x.space[...] indexes inside a value",
@@ -172,6 +173,7 @@ def define_case(tensor: RecurrentTensor, key: Any, value: TensorLike) -> None:
         target = _parse_target(tensor, key)
         condition = TRUE
     add_case(tensor, target, condition, value, here)
+    _check_reachable(node, _left(node, target, condition), program.cases[node])
 
 
 def add_case(
@@ -180,11 +182,11 @@ def add_case(
     condition: Condition,
     value: TensorLike,
     source: SourceLine,
+    left: str = "",
 ) -> None:
     node, program = tensor.edge.node, tensor.program
-    earlier = program.cases[node]
     free = {d for d, e in zip(node.domain, target, strict=True) if d in e.symbols()}
-    left = f"{node.label}[{', '.join(map(str, target)) if condition is TRUE else condition}]"
+    left = left or _left(node, target, condition)
     value = _case_value(tensor, left, dict(zip(node.domain, target, strict=True)), free, value, source)
 
     solved: dict[Symbol, Expr] = {}
@@ -195,16 +197,20 @@ def add_case(
         else:
             pinned.append(equal(d, e))
     guards = tuple((solved[d], d) for d in node.domain if d in free)
-    case = Case(
-        target,
-        guards,
-        conjunction([*pinned, condition.substitute(solved)]),
-        value.edge.substitute(solved),
-        source,
+    program.cases[node].append(
+        Case(
+            target,
+            guards,
+            conjunction([*pinned, condition.substitute(solved)]),
+            value.edge.substitute(solved),
+            source,
+        )
     )
-    _check_reachable(node.domain, left, case, earlier)
-    earlier.append(case)
     program.changed()
+
+
+def _left(node: Node, target: tuple[Expr, ...], condition: Condition) -> str:
+    return f"{node.label}[{', '.join(map(str, target)) or '...' if condition is TRUE else condition}]"
 
 
 def _parse_target(tensor: RecurrentTensor, key: Any) -> tuple[Expr, ...]:
@@ -253,11 +259,12 @@ def _checked_condition(tensor: RecurrentTensor, condition: Condition) -> Conditi
     return condition
 
 
-def _check_reachable(domain: Domain, left: str, case: Case, earlier: Sequence[Case]) -> None:
-    """Reject a case that applies nowhere, whatever the bounds."""
+def _check_reachable(node: Node, left: str, cases: Sequence[Case]) -> None:
+    """Reject a last case that applies nowhere, whatever the bounds."""
+    domain, (*earlier, case) = node.domain, cases
     if not earlier and case.condition is TRUE:
         return
-    bounds = {s for c in (case, *earlier) for s in c.region.symbols() if not isinstance(s, Dim)}
+    bounds = {s for c in cases for s in c.region.symbols() if not isinstance(s, Dim)}
     region = conjunction([case.region, *(b >= 1 for b in bounds)])
     try:
         if not to_set(conjunction([region, *(~e.region for e in earlier)]), domain).is_empty():
@@ -301,7 +308,7 @@ def _case_value(
         raise DtypeError(
             f"{left} = ...: the right side is {result.dtype.name}, {node.label} is {node.dtype.name}",
             places=places,
-            hint=f"cast with .astype(tp.{node.dtype.name}), or declare {node.label} with dtype=tp.{result.dtype.name}",
+            hint=f"cast with .astype(tp.{node.dtype.name}), or declare {node.label} as {result.dtype.name}",
         )
     expected = substitute_shape(node.shape, replacement)
     if result.shape != expected:

@@ -137,7 +137,8 @@ class RecurrentTensor:
         raise ProgramError(
             f"the truth value of tensor {self} is not known while the program is written",
             places=[("here", user_line()), (self.name, self.edge.node.source)],
-            hint="use tp.where(condition, a, b) instead of if, & | ~ instead of and, or, not",
+            hint="use tp.where(condition, a, b) instead of if, & | ~ instead of and, or, not, "
+            "tp.maximum and tp.minimum instead of max and min",
         )
 
     def __iter__(self) -> Any:

@@ -33,12 +33,10 @@ def needed_points(relations: Relations) -> tuple[dict[Node, Points], bool]:
         if edge.node.op is RECURRENT and edge.is_here and edge not in graph.emits.values():
             covered = covered and _handed_out(relations, edge)
             continue
-        if not edge.domain:
-            read = relations.access(edge.index, (), edge.node.domain, _lengths(edge))
-        else:
-            read = relations.access(edge.index, edge.domain, edge.node.domain, _lengths(edge))
-            read = read.intersect_domain(relations.box(edge.domain))
-        covered = covered and read.range().is_subset(defined[edge.node])
+        box = relations.box(edge.domain)
+        read = relations.access(edge.index, edge.domain, edge.node.domain, _lengths(edge)).intersect_domain(box)
+        broken = relations.points(~_lengths(edge), edge.domain).intersect(box)
+        covered = covered and broken.is_empty() and read.range().is_subset(defined[edge.node])
         need(edge.node, read.range().intersect(defined[edge.node]))
 
     # Recurrent nodes first, whose needs are known; then consumers before their operands, which are older.

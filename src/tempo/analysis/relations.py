@@ -90,13 +90,12 @@ class Relations:
                 yield self.through(node, edge, TRUE)
 
     def through(self, consumer: Node, edge: Edge, condition: Condition) -> Read:
-        index = indices.substitute(edge.index, self.numbers)
-        relation = self.access(index, consumer.domain, edge.node.domain, condition)
+        relation = self.access(edge.index, consumer.domain, edge.node.domain, condition)
         return Read(consumer, edge.node, relation, edge.index)
 
     def access(self, index: Index, domain: Domain, producer: Domain, condition: Condition) -> Relation:
         return access(
-            index,
+            indices.substitute(index, self.numbers),
             domain,
             [d.name for d in producer],
             (condition & self.limits).substitute(self.numbers),
@@ -110,8 +109,7 @@ class Relations:
             for d, (start, stop) in zip(producer.domain, self.span(producer), strict=True)
             for part in (d >= start, d < stop)
         )
-        index = indices.substitute(scatter.index, self.numbers)
-        forward = self.access(index, producer.domain, consumer.domain, scatter.condition & inside)
+        forward = self.access(scatter.index, producer.domain, consumer.domain, scatter.condition & inside)
         return Read(consumer, producer, forward.reverse())
 
     def span(self, node: Node) -> Any:

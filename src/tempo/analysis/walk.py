@@ -8,7 +8,8 @@ from typing import Any
 
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST
-from tempo.reference import Interpreter, Point
+from tempo.mistakes import Point
+from tempo.reference import Interpreter
 
 
 class _Walker(Interpreter):
@@ -27,7 +28,9 @@ def walk(graph: Graph, numbers: Mapping[Any, int]) -> None:
                 walker.value(node, walker.host_point(node, point))
     for name, edge in graph.outputs.items():
         for point in itertools.product(*walker.output_spans(name, edge)):
-            walker.visit(edge, dict(zip(edge.domain, point, strict=True)))
-    for edge in (*graph.emits.values(), *graph.stops.values()):
+            walker.visit(edge, dict(zip(edge.domain, point, strict=True)), f"output '{name}'")
+    emits = [(f"emit '{name}'", edge) for name, edge in graph.emits.items()]
+    stops = [(f"the stop of {dim.name}", edge) for dim, edge in graph.stops.items()]
+    for wanted, edge in (*emits, *stops):
         for point in itertools.product(*walker.box(edge.domain)):
-            walker.visit(edge, dict(zip(edge.domain, point, strict=True)))
+            walker.visit(edge, dict(zip(edge.domain, point, strict=True)), wanted)

@@ -161,6 +161,8 @@ class Graph:
     outputs: Mapping[str, Edge]
     emits: Mapping[str, Edge]
     stops: Mapping[Dim, Edge]
+    inputs: Mapping[str, Node]
+    """Everything a run may be given, needed or not."""
 
     def __str__(self) -> str:
         from tempo.graph.printing import show_graph

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from tempo.ops.common import accumulate_in, normal_axis, places
 from tempo.ops.reduction import sum as sum_
 from tempo.ops.shaping import reshape, transpose
 from tempo.tensor import RecurrentTensor, TensorLike, apply, coerce
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 
@@ -61,6 +64,22 @@ def _reference(a: Array, b: Array, *, subscripts: str) -> Array:
     return np.asarray(product).astype(a.dtype)
 
 
+def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
+    left, right, out = _terms(subscripts)
+    # Both operands, as what lies in the padding of one may be infinite.
+    arrays = [
+        jx.masked(x, [n for n, letter in enumerate(term) if letter not in out], 0)
+        for x, term in ((a, left), (b, right))
+    ]
+    product = jx.np.einsum(
+        subscripts,
+        *arrays,
+        precision=jx.lax.Precision.HIGHEST,
+        preferred_element_type=dtypes.accumulator_of(a.dtype),
+    )
+    return product.astype(a.dtype)
+
+
 def _gradient(
     g: RecurrentTensor, out: RecurrentTensor, a: RecurrentTensor, b: RecurrentTensor, *, subscripts: str
 ) -> tuple[RecurrentTensor, RecurrentTensor]:
@@ -76,7 +95,7 @@ def spare_letters(subscripts: str, count: int) -> list[str]:
     return [letter for letter in string.ascii_letters if letter not in subscripts][:count]
 
 
-EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradient)
+EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradient, jax=_jax)
 
 
 def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> RecurrentTensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from tempo.ops.reduction import mean
 from tempo.ops.shaping import flip, pad, reshape, stack, transpose
 from tempo.symbolic import as_expr
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 Numbers = tuple[int, ...]
@@ -59,6 +62,28 @@ def _reference(x: Array, w: Array, *, strides: Numbers, dilations: Numbers, grou
         )
         total += np.einsum("bgc...,goc->bgo...", x_[..., *grid], w_[..., *offset])
     return total.reshape(batch, outputs, *places_).astype(x.dtype)
+
+
+def _jax(jx: Jx, x: Padded, w: Padded, *, strides: Numbers, dilations: Numbers, groups: int) -> Any:
+    spatial = range(2, 2 + len(strides))
+    ragged = [n for operand in (x, w) for n in operand.ragged]
+    if any(n in spatial or (n == 1 and groups > 1) for n in ragged) or (0 in w.ragged and groups > 1):
+        raise ShapeError(
+            "convolution: an axis that the window moves along, or that is cut into groups, has a size that depends "
+            "on the point",
+            hint="give it a fixed size first, e.g. tp.pad(x, {2: (0, T - x.shape[2])})",
+        )
+    result = jx.lax.conv_general_dilated(
+        jx.masked(x, (1,), 0),
+        jx.masked(w, (1,), 0),
+        strides,
+        [(0, 0)] * len(strides),
+        rhs_dilation=dilations,
+        feature_group_count=groups,
+        precision=jx.lax.Precision.HIGHEST,
+        preferred_element_type=dtypes.accumulator_of(x.dtype),
+    )
+    return result.astype(x.dtype)
 
 
 def _gradient(
@@ -104,7 +129,7 @@ def _over(size: Size, divisor: int) -> Size:
     return normal_size(as_expr(size) // divisor)
 
 
-CONVOLUTION = Primitive("convolution", infer=_infer, reference=_reference, gradient=_gradient)
+CONVOLUTION = Primitive("convolution", infer=_infer, reference=_reference, gradient=_gradient, jax=_jax)
 
 
 # -- convolutions -------------------------------------------------------------------------------------------

@@ -174,13 +174,17 @@ def ones(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> Recurrent
 
 
 def zeros_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
-    tensor = as_tensor(x)
-    return full(tensor.shape, 0, tensor.dtype if dtype is None else dtype)
+    return _like(x, 0, dtype)
 
 
 def ones_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    return _like(x, 1, dtype)
+
+
+def _like(x: TensorLike, value: int, dtype: DTypeLike | None) -> RecurrentTensor:
     tensor = as_tensor(x)
-    return full(tensor.shape, 1, tensor.dtype if dtype is None else dtype)
+    target = tensor.dtype if dtype is None else dtypes.as_dtype(dtype)
+    return apply(FULL, (), program=tensor.program, shape=tensor.shape, value=np.asarray(value).astype(target))
 
 
 def arange(size: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_INT) -> RecurrentTensor:

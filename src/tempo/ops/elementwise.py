@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from tempo.symbolic import equal as equal_index
 from tempo.symbolic import maximum as index_maximum
 from tempo.symbolic import minimum as index_minimum
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce, common_program
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Gradient = Callable[..., tuple[RecurrentTensor | None, ...]]
 Array = np.ndarray[Any, Any]
@@ -50,8 +53,12 @@ def _primitive(
     reference: Callable[..., Array],
     gradient: Gradient | None = None,
     result: Callable[..., tuple[Shape, DType]] = _same,
+    jax: Callable[..., Any] | None = None,
 ) -> Primitive:
-    """An elementwise primitive; ``gradient(g, out, *operands)`` may leave the broadcasting to us."""
+    """An elementwise primitive; ``gradient(g, out, *operands)`` may leave the broadcasting to us.
+
+    ``jax(jx, *arrays)`` is by default the function of that name of jax.numpy.
+    """
 
     def infer(*edges: Edge) -> tuple[Shape, DType]:
         return result(*edges, op=name)
@@ -59,6 +66,10 @@ def _primitive(
     def compute(*arrays: Array) -> Array:
         with np.errstate(all="ignore"):
             return reference(*arrays)
+
+    def compute_jax(jx: Jx, *operands: Padded) -> Any:
+        arrays = [x.array for x in operands]
+        return getattr(jx.np, name)(*arrays) if jax is None else jax(jx, *arrays)
 
     def adjoint(g: RecurrentTensor, out: RecurrentTensor, *operands: RecurrentTensor) -> Any:
         assert gradient is not None
@@ -68,7 +79,27 @@ def _primitive(
             for part, operand in zip(parts, operands, strict=True)
         )
 
-    return Primitive(name, infer, compute, None if gradient is None else adjoint)
+    return Primitive(name, infer, compute, None if gradient is None else adjoint, compute_jax)
+
+
+def _wide(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Half precision is computed in float32 and rounded once, as accelerators do."""
+
+    def compute(*arrays: Array) -> Array:
+        dtype = arrays[0].dtype
+        return np.asarray(function(*(x.astype(dtypes.accumulator_of(dtype)) for x in arrays))).astype(dtype)
+
+    return compute
+
+
+def _wide_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``_wide`` for a function of ``jx`` and its arrays."""
+
+    def compute(jx: Jx, *arrays: Any) -> Any:
+        dtype = arrays[0].dtype
+        return function(jx, *(x.astype(dtypes.accumulator_of(dtype)) for x in arrays)).astype(dtype)
+
+    return compute
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------
@@ -77,8 +108,24 @@ ADD = _primitive("add", np.add, lambda g, out, a, b: (g, g))
 SUBTRACT = _primitive("subtract", np.subtract, lambda g, out, a, b: (g, -g))
 MULTIPLY = _primitive("multiply", np.multiply, lambda g, out, a, b: (g * b, g * a))
 DIVIDE = _primitive("divide", np.divide, lambda g, out, a, b: (g / b, -g * out / b))
-FLOOR_DIVIDE = _primitive("floor_divide", np.floor_divide)
-MOD = _primitive("mod", np.mod, lambda g, out, a, b: (g, -g * floor_divide(a, b)))
+FLOOR_DIVIDE = _primitive(
+    "floor_divide",
+    np.floor_divide,
+    jax=_wide_jax(
+        lambda jx, a, b: (
+            jx.np.floor_divide(a, b)
+            if dtypes.is_float(a.dtype)
+            # Integers by zero are 0 in NumPy.
+            else jx.np.where(b == 0, 0, jx.np.floor_divide(a, jx.np.where(b == 0, 1, b)))
+        )
+    ),
+)
+MOD = _primitive(
+    "mod",
+    np.mod,
+    lambda g, out, a, b: (g, -g * floor_divide(a, b)),
+    jax=_wide_jax(lambda jx, a, b: jx.np.mod(a, b)),
+)
 POWER = _primitive(
     "power",
     np.power,
@@ -88,6 +135,7 @@ POWER = _primitive(
         # a**b is flat in b at a == 0 (for b > 0), where log(a) is infinite.
         g * where(a == 0, 0, out * log(where(a == 0, 1, a))),
     ),
+    jax=_wide_jax(lambda jx, a, b: jx.np.power(a, b)),
 )
 MINIMUM = _primitive(
     "minimum", np.minimum, lambda g, out, a, b: (g * _share(a, b, a < b), g * _share(a, b, b < a))
@@ -112,14 +160,12 @@ def _share(a: RecurrentTensor, b: RecurrentTensor, wins: RecurrentTensor) -> Rec
 # -- transcendental functions ---------------------------------------------------------------------------
 
 
-def _wide(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Half precision is computed in float32 and rounded once, as accelerators do."""
-
-    def compute(*arrays: Array) -> Array:
-        dtype = arrays[0].dtype
-        return np.asarray(function(*(x.astype(dtypes.accumulator_of(dtype)) for x in arrays))).astype(dtype)
-
-    return compute
+def _function(
+    name: str, reference: Callable[..., Array], gradient: Gradient, jax: Callable[..., Any] | None = None
+) -> Primitive:
+    """A primitive that is computed in float32 where its operands are half precision."""
+    function = jax or (lambda jx, *arrays: getattr(jx.np, name)(*arrays))
+    return _primitive(name, _wide(reference), gradient, jax=_wide_jax(function))
 
 
 def _sigmoid(x: Array) -> Array:
@@ -128,26 +174,27 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-EXP = _primitive("exp", _wide(np.exp), lambda g, out, x: (g * out,))
-LOG = _primitive("log", _wide(np.log), lambda g, out, x: (g / x,))
-LOG1P = _primitive("log1p", _wide(np.log1p), lambda g, out, x: (g / (1 + x),))
-EXPM1 = _primitive("expm1", _wide(np.expm1), lambda g, out, x: (g * (out + 1),))
-SQRT = _primitive("sqrt", _wide(np.sqrt), lambda g, out, x: (0.5 * g / out,))
-RSQRT = _primitive(
-    "rsqrt", _wide(lambda x: 1 / np.sqrt(x)), lambda g, out, x: (-0.5 * g * out / x,)
+EXP = _function("exp", np.exp, lambda g, out, x: (g * out,))
+LOG = _function("log", np.log, lambda g, out, x: (g / x,))
+LOG1P = _function("log1p", np.log1p, lambda g, out, x: (g / (1 + x),))
+EXPM1 = _function("expm1", np.expm1, lambda g, out, x: (g * (out + 1),))
+SQRT = _function("sqrt", np.sqrt, lambda g, out, x: (0.5 * g / out,))
+RSQRT = _function(
+    "rsqrt", lambda x: 1 / np.sqrt(x), lambda g, out, x: (-0.5 * g * out / x,), lambda jx, x: jx.lax.rsqrt(x)
 )
-SIN = _primitive("sin", _wide(np.sin), lambda g, out, x: (g * cos(x),))
-COS = _primitive("cos", _wide(np.cos), lambda g, out, x: (-g * sin(x),))
-TANH = _primitive("tanh", _wide(np.tanh), lambda g, out, x: (g * (1 - out * out),))
-ERF = _primitive(
+SIN = _function("sin", np.sin, lambda g, out, x: (g * cos(x),))
+COS = _function("cos", np.cos, lambda g, out, x: (-g * sin(x),))
+TANH = _function("tanh", np.tanh, lambda g, out, x: (g * (1 - out * out),))
+ERF = _function(
     "erf",
-    _wide(np.vectorize(math.erf, otypes=[np.float64])),
+    np.vectorize(math.erf, otypes=[np.float64]),
     lambda g, out, x: (g * (2 / math.sqrt(math.pi)) * exp(-x * x),),
+    lambda jx, x: jx.lax.erf(x),
 )
-LOGADDEXP = _primitive(
-    "logaddexp", _wide(np.logaddexp), lambda g, out, a, b: (g * _portion(a, out), g * _portion(b, out))
+LOGADDEXP = _function(
+    "logaddexp", np.logaddexp, lambda g, out, a, b: (g * _portion(a, out), g * _portion(b, out))
 )
-SIGMOID = _primitive("sigmoid", _wide(_sigmoid), lambda g, out, x: (g * out * (1 - out),))
+SIGMOID = _function("sigmoid", _sigmoid, lambda g, out, x: (g * out * (1 - out),), lambda jx, x: jx.lax.logistic(x))
 
 def _portion(x: RecurrentTensor, out: RecurrentTensor) -> RecurrentTensor:
     """How much of exp(out) is exp(x); none where both are -inf, which have no difference."""
@@ -178,6 +225,7 @@ CAST = Primitive(
     "cast",
     infer=lambda x, *, dtype: (x.shape, dtype),
     reference=lambda x, *, dtype: x.astype(dtype),
+    jax=lambda jx, x, *, dtype: x.array.astype(dtype),
     gradient=lambda g, out, x, *, dtype: (
         astype(g, x.dtype) if dtypes.is_float(x.dtype) else None,
     ),
@@ -188,10 +236,11 @@ COPY = Primitive(
     infer=lambda x: (x.shape, x.dtype),
     reference=lambda x: x,
     gradient=lambda g, out, x: (g,),
+    jax=lambda jx, x: x.array,
 )
 
 STOP_GRADIENT = Primitive(
-    "stop_gradient", infer=lambda x: (x.shape, x.dtype), reference=lambda x: x
+    "stop_gradient", infer=lambda x: (x.shape, x.dtype), reference=lambda x: x, jax=lambda jx, x: x.array
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from tempo.ops.elementwise import astype, equal, where
 from tempo.ops.shaping import broadcast_to, expand_dims
 from tempo.symbolic import Expr
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +64,38 @@ def _scatter_add_along(x: Array, indices: Array, updates: Array, *, axis: int) -
     return total.astype(x.dtype)
 
 
+def _in_range_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
+    """Indices from 0, counted from the true end where they are negative. What is out of range stays so."""
+    found = indices.array.astype(dtypes.DEFAULT_INT)
+    return jx.np.where(found < 0, found + jx.true(x.sizes[axis]), found)
+
+
+def _take_along_jax(jx: Jx, x: Padded, indices: Padded, *, axis: int) -> Any:
+    if not x.array.shape[axis]:
+        return jx.np.zeros(indices.array.shape, x.dtype)
+    return jx.np.take_along_axis(x.array, _in_range_jax(jx, indices, x, axis), axis, mode="clip")
+
+
+def _scatter_add_jax(jx: Jx, x: Padded, indices: Padded, updates: Padded, *, axis: int) -> Any:
+    at = replace(indices, array=_in_range_jax(jx, indices, x, axis))
+    return _added(jx, x, (slice(None),) * axis + (jx.masked(at, at.ragged, x.array.shape[axis]),), updates)
+
+
+def _scatter_add_along_jax(jx: Jx, x: Padded, indices: Padded, updates: Padded, *, axis: int) -> Any:
+    at = replace(indices, array=_in_range_jax(jx, indices, x, axis))
+    key = list(jx.np.ogrid[tuple(slice(n) for n in at.array.shape)])
+    # Padding along other axes is added to the padding of ``x``.
+    key[axis] = jx.masked(at, (axis,), x.array.shape[axis])
+    return _added(jx, x, tuple(key), updates)
+
+
+def _added(jx: Jx, x: Padded, key: tuple[Any, ...], updates: Padded) -> Any:
+    """``x`` with the updates added at a key; what is out of range is left out."""
+    total: Any = accumulate_in(x.array)
+    added = accumulate_in(updates.array)
+    return total.at[key].add(added, mode="drop", wrap_negative_indices=False).astype(x.dtype)
+
+
 TAKE: Primitive = Primitive(
     "take",
     infer=lambda x, indices, *, axis: (_taken(x, indices, axis), x.dtype),
@@ -68,6 +104,7 @@ TAKE: Primitive = Primitive(
         apply(SCATTER_ADD, (zeros_like(x), indices, g), axis=axis),
         None,
     ),
+    jax=lambda jx, x, indices, *, axis: jx.gather(x.array, _in_range_jax(jx, indices, x, axis), axis),
 )
 
 SCATTER_ADD: Primitive = Primitive(
@@ -79,6 +116,7 @@ SCATTER_ADD: Primitive = Primitive(
         None,
         apply(TAKE, (g, indices), axis=axis),
     ),
+    jax=_scatter_add_jax,
 )
 
 TAKE_ALONG_AXIS: Primitive = Primitive(
@@ -89,6 +127,7 @@ TAKE_ALONG_AXIS: Primitive = Primitive(
         apply(SCATTER_ADD_ALONG_AXIS, (zeros_like(x), indices, g), axis=axis),
         None,
     ),
+    jax=_take_along_jax,
 )
 
 SCATTER_ADD_ALONG_AXIS: Primitive = Primitive(
@@ -100,6 +139,7 @@ SCATTER_ADD_ALONG_AXIS: Primitive = Primitive(
         None,
         apply(TAKE_ALONG_AXIS, (g, indices), axis=axis),
     ),
+    jax=_scatter_add_along_jax,
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tempo.graph.node import Primitive, Shape, Size, normal_size, show_shape
 from tempo.ops.common import places
 from tempo.symbolic import Condition, Expr, as_expr
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 
@@ -56,11 +59,52 @@ def _place(
     return result
 
 
+def _slice_jax(jx: Jx, x: Padded, *, starts: tuple[Any, ...], sizes: tuple[Any, ...], steps: tuple[int, ...]) -> Any:
+    result = x.array
+    for axis, (start, size, step) in enumerate(zip(starts, sizes, steps, strict=True)):
+        length, count = result.shape[axis], jx.most(size)
+        reach = step * (count - 1) + 1 if count else 0
+        if isinstance(start, int):
+            # Past the end there is only padding.
+            result = jx.lax.slice_in_dim(result, min(start, length), min(start + reach, length), step, axis)
+            result = jx.fit(result, (*result.shape[:axis], count, *result.shape[axis + 1 :]))
+        elif start.most + reach <= length:
+            result = jx.lax.dynamic_slice_in_dim(result, start.value, reach, axis)
+            result = jx.lax.slice_in_dim(result, 0, reach, step, axis)
+        else:
+            result = jx.gather(result, start.value + step * jx.lax.iota(np.int32, count), axis)
+    return result
+
+
+def _place_jax(
+    jx: Jx,
+    x: Padded,
+    *,
+    shape: tuple[Any, ...],
+    starts: tuple[Any, ...],
+    steps: tuple[int, ...],
+    value: Array,
+) -> Any:
+    """The grid far enough behind a margin of ``value`` that every start is a step into it."""
+    margins = []
+    for length, size, start, step in zip(x.array.shape, shape, starts, steps, strict=True):
+        grid = step * (length - 1) + 1 if length else 0
+        before = jx.most(start)
+        whole = jx.most(size) + (0 if isinstance(start, int) else before)
+        margins.append((before, whole - before - grid, step - 1))
+    result = jx.lax.pad(jx.masked(x, x.ragged, value), jx.np.asarray(value, x.dtype), margins)
+    for axis, (size, start) in enumerate(zip(shape, starts, strict=True)):
+        if not isinstance(start, int):
+            result = jx.lax.dynamic_slice_in_dim(result, start.most - start.value, jx.most(size), axis)
+    return result
+
+
 SLICE = Primitive(
     "slice",
     infer=lambda x, *, starts, sizes, steps: (sizes, x.dtype),
     reference=_slice,
     gradient=lambda g, out, x, *, starts, sizes, steps: (place(g, x.shape, starts, steps),),
+    jax=_slice_jax,
 )
 
 PLACE = Primitive(
@@ -68,6 +112,7 @@ PLACE = Primitive(
     infer=lambda x, *, shape, starts, steps, value: (shape, x.dtype),
     reference=_place,
     gradient=lambda g, out, x, *, shape, starts, steps, value: (window(g, starts, x.shape, steps),),
+    jax=_place_jax,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from tempo.source import user_line
 from tempo.symbolic import maximum as index_maximum
 from tempo.symbolic import minimum as index_minimum
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 Axis = int | Sequence[int] | None
@@ -83,7 +86,7 @@ def _extremum_gradient(
     return (_spread(g / count, x, axes) * attains,)
 
 
-def _extremum(name: str, function: Callable[..., Array]) -> Primitive:
+def _extremum(name: str, function: Callable[..., Array], neutral: Callable[[DType], Any]) -> Primitive:
     def reference(x: Array, *, axes: tuple[int, ...], initial: Array | None) -> Array:
         if initial is None and builtins.any(x.shape[a] == 0 for a in axes):
             raise ValueError(
@@ -95,20 +98,40 @@ def _extremum(name: str, function: Callable[..., Array]) -> Primitive:
         # The start takes part as one more element.
         return np.asarray(function(x, axes, initial=initial))
 
-    return Primitive(name, _infer, reference, _extremum_gradient)
+    def jax(jx: Jx, x: Padded, *, axes: tuple[int, ...], initial: Array | None) -> Any:
+        # The neutral element also stands for the extremum of no elements, where ``reference`` raises.
+        fill = neutral(x.dtype)
+        return getattr(jx.np, name)(jx.masked(x, axes, fill), axes, initial=fill if initial is None else initial)
+
+    return Primitive(name, _infer, reference, _extremum_gradient, jax)
 
 
 def _infer_position(x: Edge, *, axis: int) -> tuple[Shape, DType]:
     return _infer(x, axes=(axis,))[0], dtypes.DEFAULT_INT
 
 
-def _position(name: str, function: Callable[..., Array]) -> Primitive:
+def _position(name: str, function: Callable[..., Array], neutral: Callable[[DType], Any]) -> Primitive:
     def reference(x: Array, *, axis: int) -> Array:
         if x.shape[axis] == 0:
             raise ValueError(f"the {name} of no elements (shape {x.shape}, axis {axis}) does not exist")
         return np.asarray(function(accumulate_in(x), axis)).astype(dtypes.DEFAULT_INT)
 
-    return Primitive(name, _infer_position, reference)
+    def jax(jx: Jx, x: Padded, *, axis: int) -> Any:
+        # Of equal elements the first is taken, so padding never wins.
+        array = jx.masked(x, (axis,), neutral(x.dtype))
+        if not array.shape[axis]:
+            return jx.np.zeros(array.shape[:axis] + array.shape[axis + 1 :], dtypes.DEFAULT_INT)
+        return getattr(jx.lax, name)(array, axis, dtypes.DEFAULT_INT)
+
+    return Primitive(name, _infer_position, reference, jax=jax)
+
+
+def _accumulate(name: str, neutral: int) -> Callable[..., Any]:
+    def jax(jx: Jx, x: Padded, *, axes: tuple[int, ...]) -> Any:
+        wide = accumulate_in(jx.masked(x, axes, neutral))
+        return getattr(jx.np, name)(wide, axes, dtype=wide.dtype).astype(x.dtype)
+
+    return jax
 
 
 SUM = Primitive(
@@ -116,19 +139,31 @@ SUM = Primitive(
     _infer,
     reference=lambda x, *, axes: np.asarray(accumulate_in(x).sum(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=lambda g, out, x, *, axes: (_spread(g, x, axes),),
+    jax=_accumulate("sum", 0),
 )
 PROD = Primitive(
     "prod",
     _infer,
     reference=lambda x, *, axes: np.asarray(accumulate_in(x).prod(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=_prod_gradient,
+    jax=_accumulate("prod", 1),
 )
-MAX = _extremum("max", np.max)
-MIN = _extremum("min", np.min)
-ANY = Primitive("any", _infer, reference=lambda x, *, axes: np.asarray(np.any(x, axes)))
-ALL = Primitive("all", _infer, reference=lambda x, *, axes: np.asarray(np.all(x, axes)))
-ARGMAX = _position("argmax", np.argmax)
-ARGMIN = _position("argmin", np.argmin)
+MAX = _extremum("max", np.max, dtypes.lowest)
+MIN = _extremum("min", np.min, dtypes.highest)
+ANY = Primitive(
+    "any",
+    _infer,
+    reference=lambda x, *, axes: np.asarray(np.any(x, axes)),
+    jax=lambda jx, x, *, axes: jx.np.any(jx.masked(x, axes, False), axes),
+)
+ALL = Primitive(
+    "all",
+    _infer,
+    reference=lambda x, *, axes: np.asarray(np.all(x, axes)),
+    jax=lambda jx, x, *, axes: jx.np.all(jx.masked(x, axes, True), axes),
+)
+ARGMAX = _position("argmax", np.argmax, dtypes.lowest)
+ARGMIN = _position("argmin", np.argmin, dtypes.highest)
 
 
 def _reduce(op: Primitive, x: RecurrentTensor, axis: Axis, keepdims: bool, **attributes: Any) -> RecurrentTensor:

@@ -7,10 +7,11 @@ gradient is a linear scan the other way round. Nothing is divided by, so zeros a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tempo import dtypes
 from tempo.dtypes import DType
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
@@ -20,6 +21,9 @@ from tempo.ops.indexing import part
 from tempo.ops.reduction import widened
 from tempo.ops.shaping import broadcast_to, concatenate, flip, pad
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +42,15 @@ def _running(function: Callable[..., Array]) -> Callable[..., Array]:
     return reference
 
 
+def _running_jax(name: str, neutral: Callable[[DType], Any]) -> Callable[..., Any]:
+    def jax(jx: Jx, x: Padded, *, axis: int, reverse: bool) -> Any:
+        # Forwards, padding comes last and reaches nothing before it.
+        array = jx.masked(x, (axis,), neutral(x.dtype)) if reverse else x.array
+        return getattr(jx.lax, name)(accumulate_in(array), axis, reverse).astype(x.dtype)
+
+    return jax
+
+
 def _linear(a: Array, b: Array, *, axis: int, reverse: bool) -> Array:
     factors, terms = (np.moveaxis(accumulate_in(x), axis, 0) for x in (a, b))
     result = np.empty_like(terms)
@@ -47,6 +60,20 @@ def _linear(a: Array, b: Array, *, axis: int, reverse: bool) -> Array:
         state = factors[i] * state + terms[i]
         result[i] = state
     return np.moveaxis(result, 0, axis).astype(a.dtype)
+
+
+def _linear_jax(jx: Jx, a: Padded, b: Padded, *, axis: int, reverse: bool) -> Any:
+    """Steps are joined in a tree: what factor and term two stretches make together, in ``log2(n)`` rounds."""
+
+    def join(first: Any, second: Any) -> Any:
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    if not b.array.shape[axis]:
+        return b.array
+    factors, terms = (
+        accumulate_in(jx.masked(x, (axis,), neutral) if reverse else x.array) for x, neutral in ((a, 1), (b, 0))
+    )
+    return jx.lax.associative_scan(join, (factors, terms), reverse, axis)[1].astype(a.dtype)
 
 
 def _neighbour(x: RecurrentTensor, axis: int, after: bool) -> RecurrentTensor:
@@ -93,11 +120,18 @@ CUMSUM = Primitive(
     infer=_infer,
     reference=_running(np.cumsum),
     gradient=lambda g, out, x, *, axis, reverse: (cumsum(g, axis, not reverse),),
+    jax=_running_jax("cumsum", lambda dtype: 0),
 )
-CUMPROD = Primitive("cumprod", _infer, _running(np.cumprod), _cumprod_gradient)
-CUMMAX = Primitive("cummax", _infer, _running(np.maximum.accumulate), _extremum_gradient)
-CUMMIN = Primitive("cummin", _infer, _running(np.minimum.accumulate), _extremum_gradient)
-LINEAR_SCAN = Primitive("linear_scan", _infer, _linear, _linear_gradient)
+CUMPROD = Primitive(
+    "cumprod", _infer, _running(np.cumprod), _cumprod_gradient, _running_jax("cumprod", lambda dtype: 1)
+)
+CUMMAX = Primitive(
+    "cummax", _infer, _running(np.maximum.accumulate), _extremum_gradient, _running_jax("cummax", dtypes.lowest)
+)
+CUMMIN = Primitive(
+    "cummin", _infer, _running(np.minimum.accumulate), _extremum_gradient, _running_jax("cummin", dtypes.highest)
+)
+LINEAR_SCAN = Primitive("linear_scan", _infer, _linear, _linear_gradient, _linear_jax)
 
 
 def _scan(op: Primitive, x: RecurrentTensor, axis: int, reverse: bool) -> RecurrentTensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from tempo.ops.sizes import quotient, total
 from tempo.source import user_line
 from tempo.symbolic import Expr
 from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, coerce
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 
 def _infer_reshape(x: Edge, *, shape: Shape) -> tuple[Shape, DType]:
@@ -74,11 +78,79 @@ def _concatenate_gradient(
     return tuple(parts)
 
 
+def _reshape_jax(jx: Jx, x: Padded, *, shape: tuple[Any, ...]) -> Any:
+    lengths = tuple(map(jx.most, shape))
+    if x.array.shape == x.sizes and lengths == shape:
+        return x.array.reshape(shape)
+    if _keeps_rows(x.sizes, shape):
+        # The last padded axis and what follows it is a row, whose elements stay in order; its padding is behind them.
+        row, wanted = _row(jx, x.sizes), _row(jx, shape)
+        rows = math.prod(lengths[: _padded_axes(shape)[-1]])
+        return jx.fit(x.array.reshape(rows, row), (rows, wanted)).reshape(lengths)
+    # Where every element is in the true value, counted row by row, and where that is in the padded one.
+    number: Any = 0
+    for axis, size in enumerate(shape):
+        number = number * jx.true(size) + jx.lax.broadcasted_iota(np.int32, lengths, axis)
+    place_, stride = jx.np.zeros(lengths, np.int32), 1
+    for size in reversed(x.sizes):
+        true = jx.np.maximum(jx.true(size), 1)
+        place_ = place_ + number % true * stride
+        number, stride = number // true, stride * jx.most(size)
+    return jx.gather(x.array.reshape(-1), place_, 0)
+
+
+def _keeps_rows(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether two shapes of as many elements have the same padded axes but for the last of them, and as many numbers
+    (not padded) before and between them."""
+    olds, news = _padded_axes(before), _padded_axes(after)
+    if len(olds) != len(news):
+        return False
+    start = (0, 0)
+    for old, new in zip(olds, news, strict=True):
+        if math.prod(before[start[0] : old]) != math.prod(after[start[1] : new]):
+            return False
+        # The last ones are equal up to the number of elements behind them, because all others are.
+        if old != olds[-1] and (before[old].value is not after[new].value or before[old].most != after[new].most):
+            return False
+        start = (old + 1, new + 1)
+    return bool(olds)
+
+
+def _padded_axes(sizes: Sequence[Any]) -> list[int]:
+    return [n for n, size in enumerate(sizes) if not isinstance(size, int)]
+
+
+def _row(jx: Jx, sizes: Sequence[Any]) -> int:
+    return math.prod(jx.most(size) for size in sizes[_padded_axes(sizes)[-1] :])
+
+
+def _concatenate_jax(jx: Jx, *operands: Padded, axis: int) -> Any:
+    """As long as all operands padded: where the true size of the whole is known to be less, the end is padding."""
+    result = jx.np.concatenate([x.array for x in operands], axis)
+    start: Any = 0
+    for x in operands:
+        if not isinstance(start, int):
+            # Over the padding of what came before.
+            result = jx.lax.dynamic_update_slice_in_dim(result, x.array, start, axis)
+        start = start + jx.true(x.sizes[axis])
+    return result
+
+
+def _flip_jax(jx: Jx, x: Padded, *, axes: tuple[int, ...]) -> Any:
+    result = jx.lax.rev(x.array, [a for a in axes if a not in x.ragged])
+    for axis in axes:
+        if axis in x.ragged:
+            last = jx.true(x.sizes[axis]) - 1
+            result = jx.gather(result, last - jx.lax.iota(np.int32, result.shape[axis]), axis)
+    return result
+
+
 RESHAPE = Primitive(
     "reshape",
     infer=_infer_reshape,
     reference=lambda x, *, shape: x.reshape(shape),
     gradient=lambda g, out, x, *, shape: (reshape(g, x.shape),),
+    jax=_reshape_jax,
 )
 
 TRANSPOSE = Primitive(
@@ -86,6 +158,7 @@ TRANSPOSE = Primitive(
     infer=lambda x, *, axes: (tuple(x.shape[a] for a in axes), x.dtype),
     reference=lambda x, *, axes: x.transpose(axes),
     gradient=lambda g, out, x, *, axes: (transpose(g, [axes.index(a) for a in range(len(axes))]),),
+    jax=lambda jx, x, *, axes: x.array.transpose(axes),
 )
 
 BROADCAST_TO = Primitive(
@@ -93,6 +166,7 @@ BROADCAST_TO = Primitive(
     infer=_infer_broadcast,
     reference=lambda x, *, shape: np.broadcast_to(x, shape),
     gradient=lambda g, out, x, *, shape: (sum_to(g, x.shape),),
+    jax=lambda jx, x, *, shape: jx.np.broadcast_to(x.array, tuple(map(jx.most, shape))),
 )
 
 CONCATENATE = Primitive(
@@ -100,6 +174,7 @@ CONCATENATE = Primitive(
     infer=_infer_concatenate,
     reference=lambda *arrays, axis: np.concatenate(arrays, axis),
     gradient=_concatenate_gradient,
+    jax=_concatenate_jax,
 )
 
 FLIP = Primitive(
@@ -107,6 +182,7 @@ FLIP = Primitive(
     infer=lambda x, *, axes: (x.shape, x.dtype),
     reference=lambda x, *, axes: np.flip(x, axes),
     gradient=lambda g, out, x, *, axes: (flip(g, axes),),
+    jax=_flip_jax,
 )
 
 

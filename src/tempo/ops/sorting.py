@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
 from tempo.ops.common import accumulate_in, normal_axis, places
 from tempo.ops.gathering import take_along_axis
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.padded import Jx, Padded
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +38,24 @@ def _reference(x: Array, *, axis: int, descending: bool, count: int) -> Array:
     return np.take(order, range(count), axis).astype(dtypes.DEFAULT_INT)
 
 
-ARGSORT = Primitive("argsort", infer=_infer, reference=_reference)
+def _jax(jx: Jx, x: Padded, *, axis: int, descending: bool, count: Any) -> Any:
+    array = x.array
+    keys = [array]
+    highest = dtypes.highest(array.dtype)
+    if dtypes.is_float(array.dtype):
+        highest = np.nan
+        # Downwards nan comes first, but no number is below the negative of infinity.
+        keys = [~jx.np.isnan(array), -array] if descending else keys
+    elif descending:
+        keys = [~array]
+    # Of equal keys the first comes first, so padding with the greatest keys comes last.
+    keys = [jx.masked(replace(x, array=key), (axis,), True if key.dtype == bool else highest) for key in keys]
+    places_ = jx.lax.broadcasted_iota(dtypes.DEFAULT_INT, array.shape, axis)
+    order = jx.lax.sort((*keys, places_), axis, is_stable=True, num_keys=len(keys))[-1]
+    return jx.fit(order, (*order.shape[:axis], jx.most(count), *order.shape[axis + 1 :]))
+
+
+ARGSORT = Primitive("argsort", infer=_infer, reference=_reference, jax=_jax)
 """The positions of the first ``count`` elements in sorted order."""
 
 

@@ -98,4 +98,4 @@ def assemble(
     nodes = reachable([*roots, *hosts], cases)
     dims = dims_of(frozenset(d for node in nodes for d in node.domain) | frozenset(graph.dims))
     kept = {node: tuple(cases[node]) for node in nodes if node in cases}
-    return Graph(graph.name, dims, nodes, kept, outputs, emits, stops)  # type: ignore[arg-type]
+    return Graph(graph.name, dims, nodes, kept, outputs, emits, stops, graph.inputs)  # type: ignore[arg-type]

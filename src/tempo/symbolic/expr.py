@@ -121,17 +121,31 @@ class Expr:
 
     __rmul__ = __mul__
 
+    def __pow__(self, exponent: object) -> Expr:
+        raise IndexExpressionError(f"{self._operand_text()} ** {exponent}: not an index", hint=type_error_hint)
+
+    def __rfloordiv__(self, dividend: object) -> Expr:
+        return floor_div(as_expr(dividend), self)  # type: ignore[arg-type]
+
+    def __rmod__(self, dividend: object) -> Expr:
+        return modulo(as_expr(dividend), self)  # type: ignore[arg-type]
+
     def __floordiv__(self, divisor: int) -> Expr:
-        return floor_div(self, divisor)
+        return floor_div(self, divisor) if _is_index(divisor) else NotImplemented
 
     def __mod__(self, divisor: int) -> Expr:
-        return modulo(self, divisor)
+        return modulo(self, divisor) if _is_index(divisor) else NotImplemented
 
-    def __truediv__(self, other: object) -> Expr:
+    def __truediv__(self, other: ExprLike) -> Expr:
+        if not _is_index(other):
+            return NotImplemented
         raise IndexExpressionError(
             f"{self._operand_text()} / {other}: an index must be an integer",
             hint="use // (floor division)",
         )
+
+    def __rtruediv__(self, other: ExprLike) -> Expr:
+        return as_expr(other).__truediv__(self)
 
     # -- comparison builds conditions -----------------------------------------------------------
 
@@ -247,15 +261,16 @@ class Bound(Symbol):
 class Dim(Symbol):
     """A temporal dimension: ``0 <= dim < bound``.
 
-    ``origin`` is the dim whose steps these are, for a dim that was derived from one a user declared.
+    A dim may be derived from one that a user declared: its step u is then step ``u + start`` of its ``origin``.
     """
 
-    __slots__ = ("bound", "origin")
+    __slots__ = ("bound", "origin", "start")
 
-    def __init__(self, name: str, bound: ExprLike, origin: Dim | None = None) -> None:
+    def __init__(self, name: str, bound: ExprLike, origin: Dim | None = None, start: ExprLike = 0) -> None:
         super().__init__(name)
         self.bound = as_expr(bound)
         self.origin: Dim = self if origin is None else origin
+        self.start = as_expr(start)
 
 
 class _Division(Atom):
@@ -403,8 +418,12 @@ def linear(terms: Mapping[Expr, int], const: int) -> Expr:
 
 
 def _is_index(value: object) -> bool:
+    """Whether index arithmetic can take a value. A plain float never makes sense here, and no other type will
+    handle it, so it is an error at once; anything else (a tensor) may have its own arithmetic."""
     if isinstance(value, Expr):
         return True
+    if isinstance(value, float):
+        raise IndexExpressionError(f"{value} is not an integer, an index must be", hint=type_error_hint)
     # An array of one integer has __index__ too, but an index is a number; so is a bool, but by accident.
     return hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "shape", ()) == ()
 

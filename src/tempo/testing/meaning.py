@@ -37,7 +37,7 @@ from tempo.testing.recipe import (
     places,
     symbols,
 )
-from tempo.testing.terms import Point, Span, Term
+from tempo.testing.terms import Point, Span, Symbol, Term
 
 Array = np.ndarray[Any, Any]
 Place = tuple[int, ...]
@@ -89,6 +89,15 @@ class Meaning:
         ]
         return np.stack(rows).reshape((*(len(r) for r in box), *rows[0].shape))
 
+    def records(self, statement: Output) -> list[tuple[Place, Array]]:
+        """What is emitted, at every step of its dims."""
+        found = symbols(statement.value)
+        domain = tuple(d.name for d in self.recipe.dims if d.name in found)
+        return [
+            (tuple(p[d] for d in domain), np.asarray(self.evaluate(statement.value, p)))
+            for p in places(self.recipe.dims, domain)
+        ]
+
     def is_here(self, read: Read) -> bool:
         return str(read) == read.name
 
@@ -99,8 +108,20 @@ class Meaning:
         defined = self.defined(name)
         if defined is None:
             return natural
-        hull = [range(min(steps), max(steps) + 1) for steps in zip(*defined, strict=True)]
+        hull = self.hull(name)
         return hull if all(p in defined for p in itertools.product(*hull)) else natural
+
+    def hull(self, name: str) -> list[range]:
+        """The smallest box around all targets of a tensor's cases, whatever their conditions."""
+        declared = self.declared[name]
+        domain = declared.type.domain
+        if isinstance(declared, State):
+            # Where a dim goes a step on, it may come to its bound; all but the outermost never do.
+            return [range(self.numbers[d] + (d in declared.over)) for d in domain]
+        general = tuple(Symbol(d) for d in domain)
+        targets = [case.key if isinstance(case.key, tuple) else general for case in self.cases[name]]
+        points = [p for target in targets for p in assignment(self.recipe.dims, domain, [target])]
+        return [range(min(steps), max(steps) + 1) for steps in zip(*points, strict=True)]
 
     def defined(self, name: str) -> set[Place] | None:
         """The points of a tensor defined by cases; None for one that has its values at all steps."""

@@ -378,7 +378,7 @@ class Recipe:
             if isinstance(s, Input | Recurrent | State | Let):
                 found[s.name] = s.type
             elif isinstance(s, Gradients):
-                found.update({g: found[w] for g, w in zip(s.names, s.wrt, strict=True)})
+                found.update({g: found[w] for g, w in zip(s.names, s.wrt, strict=True) if w in found})
         return found
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ class Recurrences(Statements):
         plans = []
         first = len(self.tensors)
         for position in range(count):
-            keys = self._keys(domain, order)
+            keys = self._possible(domain, self._keys(domain, order))
             where = assignment(tuple(self.dims.values()), domain, keys)
             heights = {p: self._member_height(domain, order, p, position) for p in where}
             type = Type(domain, self.choices.choice(SHAPES), self.dtype())
@@ -116,6 +116,14 @@ class Recurrences(Statements):
             case "reversed":
                 return [with_carrier(limit - 1 - here)]
         return [*keys, general]
+
+    def _possible(self, domain: Names, keys: list[Key]) -> list[Key]:
+        """Without cases that never apply, which Tempo rejects: those that do not for these bounds, nor for larger."""
+        larger = tuple(replace(d, bound=6) for d in self.dims.values() if d.name in domain)
+        applying = {
+            n for dims in (tuple(self.dims.values()), larger) for n, _ in assignment(dims, domain, keys).values()
+        }
+        return [key for n, key in enumerate(keys) if n in applying]
 
     def _define(
         self, tensor: Tensor, keys: Sequence[Key], where: Assignment

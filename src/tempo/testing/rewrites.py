@@ -16,6 +16,7 @@ from tempo.testing.recipe import (
     Dim,
     Draw,
     Expression,
+    Gradients,
     Input,
     Key,
     Let,
@@ -31,6 +32,7 @@ from tempo.testing.recipe import (
     assignment,
     changed,
     defines,
+    used,
 )
 from tempo.testing.terms import (
     Combination,
@@ -128,8 +130,17 @@ def _renamed(name: str, other: str, choices: Choices) -> Callable[[Read], Expres
     return change
 
 
+def trains_itself(recipe: Recipe) -> bool:
+    """Whether a gradient decides what a state becomes. The way from the state to its loss must then be seen to stay at
+    one point, which it is not through indices such as ``T - 1 - (T - 1 - t)`` of different tensors."""
+    gradients = {name for s in recipe.statements if isinstance(s, Gradients) for name in s.names}
+    return any(isinstance(s, Next) and used(s) & gradients for s in recipe.statements)
+
+
 def reverse_twice(recipe: Recipe, choices: Choices) -> Recipe:
     """``r = x[T - 1 - t]``, and ``r`` read at reversed points instead of ``x``."""
+    if trains_itself(recipe):
+        return recipe
     possible = [
         (name, d) for name, type in within_steps(recipe).items() for d in type.domain if not depends_on(type, d)
     ]
@@ -162,11 +173,12 @@ def _with(items: tuple[Item, ...], position: int, item: Item) -> tuple[Item, ...
 
 def equal_indices(recipe: Recipe, choices: Choices) -> Recipe:
     """Index terms written in another way."""
+    if trains_itself(recipe):
+        return recipe
     types, inside = recipe.types(), within_steps(recipe)
 
     def other(term: Term, dim: str, clamp: bool) -> Term:
-        ways: list[Term] = [(term * 2) // 2, term // 2 * 2 + term % 2, (term * 3 + 1) // 3]
-        ways.append(most(term, least(term, term - 1)))
+        ways = [(term * 2) // 2, term // 2 * 2 + term % 2, (term * 3 + 1) // 3, most(term, least(term, term - 1))]
         if clamp:
             limit: Term = Symbol(dim.upper())
             ways += [most(least(term, limit - 1), 0), least(most(term, 0), limit - 1), limit - 1 - (limit - 1 - term)]
@@ -175,7 +187,9 @@ def equal_indices(recipe: Recipe, choices: Choices) -> Recipe:
     def change(read: Read) -> Expression:
         items = []
         for dim, item in zip(read.over, read.items, strict=True):
-            if isinstance(item, Point) and not depends_on(types[read.name], dim) and choices.boolean(0.6):
+            hidden = isinstance(item, Point) and item.symbols() and item.term != Symbol(dim)
+            if hidden and not depends_on(types[read.name], dim) and choices.boolean(0.7):
+                assert isinstance(item, Point)
                 item = Point(other(item.term, dim, read.name in inside), item.kind)
             items.append(item)
         return replace(read, items=tuple(items))
@@ -217,9 +231,8 @@ def reorder_cases(recipe: Recipe, choices: Choices) -> Recipe:
             assert isinstance(a, Case) and isinstance(b, Case)
             domain = types[name].domain
             regions = [set(assignment(recipe.dims, domain, [c.key])) for c in (a, b)]
-            # A case that matches everything may stand in front of no other, not even of an empty one.
-            everything = b.key == tuple(Symbol(d) for d in domain)
-            if not everything and regions[0].isdisjoint(regions[1]):
+            # An empty case may be part of the other one for all bounds, and must not come behind it then.
+            if all(regions) and regions[0].isdisjoint(regions[1]):
                 statements[first], statements[second] = b, a
     return replace(recipe, statements=tuple(statements))
 
@@ -303,6 +316,8 @@ def state_as_recurrent(recipe: Recipe, choices: Choices) -> Recipe:
 def rename_dims(recipe: Recipe, choices: Choices) -> Recipe:
     """Dims known to Tempo by other names, and an unused one in front."""
     labels = ("x0", "out", "i0", "p", "n")
+    if any(d.label for d in recipe.dims):
+        return recipe
     renamed = (replace(d, label=labels[n]) for n, d in enumerate(recipe.dims))
     return replace(recipe, dims=(Dim("unused", 3), *renamed))
 

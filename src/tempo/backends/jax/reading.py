@@ -103,7 +103,9 @@ class _Reader:
         return Value(self.array, dims)
 
     def vectors(self, item: Expr | Slice) -> list[Dim]:
-        return [d for d in self.block.dims if d in item.symbols()]
+        """The block's dims that decide where an item starts. (Where a slice stops is a matter of padding.)"""
+        symbols = (item.start if isinstance(item, Slice) else item).symbols()
+        return [d for d in self.block.dims if d in symbols]
 
     def axis(self, d: Dim) -> int:
         return self.axes.index(("stored", d))
@@ -206,7 +208,8 @@ class _Reader:
         taken = [self.axis(d) for d, _ in general]
         rest = [axis for n, axis in enumerate(self.axes) if n not in taken]
         moved = jnp.moveaxis(self.array, taken, range(len(taken)))
-        shape = np.broadcast_shapes(*(np.shape(p) for p in positions))
+        lengths = [self.block.ranges[v][1] - self.block.ranges[v][0] for v in dims]
+        shape = (*lengths, *(self.extent(item[0]) for item in slices))
         self.array = moved[tuple(jnp.broadcast_to(p, shape) for p in positions)]
         self.axes = [("block", v) for v in dims] + [("slice", item[1]) for item in slices] + rest
 
