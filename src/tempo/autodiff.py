@@ -114,7 +114,7 @@ def _unflatten(structure: Any, results: list[RecurrentTensor]) -> Any:
 def _check_loss(loss: RecurrentTensor, here: SourceLine) -> None:
     if not isinstance(loss, RecurrentTensor):
         raise GradientError(
-            f"tp.grad: the loss must be a tensor of a program, found {type(loss).__name__}",
+            f"tp.grad: the loss must be a tensor of a program, found a {type(loss).__name__}",
             places=[("here", here)],
             hint="tp.grad(loss, wrt) takes the loss itself, not a function that computes it",
         )
@@ -169,7 +169,7 @@ def expand(program: Program) -> Cases:
             ready = [r for r in pending if not _waits_for(program, r, pending, cases)]
             if not ready:
                 raise GradientError(
-                    f"{pending[0].results[0].label} depends on itself",
+                    f"the gradient {pending[0].results[0].label} depends on itself",
                     places=[("here", r.source) for r in pending],
                     hint="a loss cannot depend, at the same point, on its own gradient",
                 )

@@ -64,7 +64,7 @@ def cycle(machine: Interpreter, keys: Sequence[Key]) -> CausalityError:
     before = ""
     if len({k for k in keys if k[0].name}) == 1 and len(node.domain) == 1:
         before = f", such as {node.name}[{node.domain[0].name} - 1]"
-    elif all(k[0] is node for k in keys if k[0].name):
+    elif node.domain and all(k[0] is node for k in keys if k[0].name):
         before = ": earlier steps or later ones, not both"
     return CausalityError(
         f"{chain[0]} depends on itself: {' needs '.join([*shown, chain[0]])}",
@@ -81,11 +81,12 @@ def negative_slice(
     assert isinstance(item, Slice)
     at = ", ".join(f"{s.name}={here[s]}" for s in here)
     return DefinitionError(
-        f"{describe(edge)} has a negative length: {dim.name} from {span.start} to {span.stop}" + (f" at {at}" if at else ""),
+        f"{describe(edge)} has a negative length: {dim.name} from {span.start} to {span.stop}"
+        + (f" at {at}" if at else ""),
         places=[("here", source), (describe(edge.node.here()), edge.node.source)],
-        hint=f"negative steps do not count from the end: write {item.start}:{dim.bound + item.stop}"
+        hint=f"negative steps do not count from the end: write {item.start}:{dim.bound + item.stop} over {dim.name}"
         if item.stop.is_constant and span.stop < 0
-        else f"keep the stop above the start: {item.start}:tp.max({item.start}, {item.stop})",
+        else f"keep the stop above the start: {item.start}:tp.max({item.start}, {item.stop}) over {dim.name}",
     )
 
 

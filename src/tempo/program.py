@@ -42,6 +42,7 @@ from tempo.tensor import (
 
 if TYPE_CHECKING:
     from tempo.reference import Result
+    from tempo.runtime.executable import Executable
 
 DomainLike = SymbolicDim | Sequence[SymbolicDim]
 Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
@@ -425,6 +426,22 @@ class Program:
         self.check(bounds or {})
         return evaluate(self.graph, bounds or {}, inputs, seed)
 
+    def compile(
+        self,
+        bounds: Mapping[Bound, int] | None = None,
+        backend: str = "jax",
+        device: str | None = None,
+        seed: int = 0,
+    ) -> Executable:
+        """Compile the program for given bounds: ``run = prog.compile({T: 1000}); run(x=samples).y``.
+
+        ``backend`` is ``"jax"`` (one XLA program, on ``device``: "cpu", "gpu" or whatever is there) or ``"numpy"`` (the
+        same loops in Python, slow, for checking).
+        """
+        from tempo.runtime.executable import Executable
+
+        return Executable(self.graph, bounds or {}, backend, device, seed)
+
     def check(self, bounds: Mapping[Bound, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""
         from tempo.analysis import check_program
@@ -492,7 +509,7 @@ class Program:
                 known = symbol.name in self._symbols
                 raise ProgramError(
                     f"{kind} {symbol.name} belongs to {whose}",
-                    places=[("here", user_line()), ("its namesake", self._symbols.get(symbol.name))],
+                    places=[("here", user_line()), (f"{symbol.name} of '{self.name}'", self._symbols.get(symbol.name))],
                     hint=f"use the {symbol.name} of '{self.name}'" if known else 'declare dims with prog.dim("name")',
                 )
 

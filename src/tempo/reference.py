@@ -184,7 +184,7 @@ class Interpreter:
         except TempoError:
             raise
         except Exception as error:
-            sizes = f"its shape is {show_shape(node.shape)} = {show_shape(expected)}"
+            sizes = f"a negative size in its shape {show_shape(node.shape)} = {show_shape(expected)}"
             raise InputError(
                 f"{node.op.name} failed at {show_point(node.domain, point)}: "
                 + (sizes if any(size < 0 for size in expected) and not isinstance(error, IndexError) else str(error)),
@@ -463,7 +463,7 @@ def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
     wanted = {b.name: b for d in graph.dims for b in d.bound.symbols() if isinstance(b, Bound)}
     listed = f"{{{', '.join(f'{n}: ...' for n in wanted)}}}"
     if not isinstance(bounds, Mapping):
-        raise BoundError(f"bounds = {bounds!r}: not numbers for the bounds by name", hint=f"give {listed}")
+        raise BoundError(f"bounds = {bounds!r}: expected a number for each bound", hint=f"give {listed}")
     given = {getattr(key, "name", key): value for key, value in bounds.items()}
     for key, value in bounds.items():
         symbol = wanted.get(getattr(key, "name", key))
@@ -599,8 +599,10 @@ def check_host_results(
     for n, (value, shape, (_, dtype)) in enumerate(zip(values, shapes, out, strict=True)):
         array = _as_array(value)
         which = f" as result {n}" if len(out) > 1 else ""
-        if array.dtype not in dtypes.ALL or not can_cast(array.dtype, dtype) or misfit(array, dtype) is not None:
-            found = f"a {type(value).__name__}" if array.dtype == object else array.dtype.name
+        wrong = misfit(array, dtype) if array.dtype in dtypes.ALL and can_cast(array.dtype, dtype) else value
+        if wrong is not None or value is None:
+            kind = array.dtype.name if array.dtype in dtypes.ALL else f"a {type(value).__name__}"
+            found = "None" if value is None else kind if wrong is value else f"the value {wrong}"
             raise HostError(
                 f"host function {name} returned {found}{which} at {where}, declared is {dtype.name}",
                 places=[("declared", call.source)],
@@ -634,7 +636,3 @@ def _hits(index: Index, here: Mapping[Any, int], point: Point) -> bool:
         p in item.evaluate(here) if isinstance(item, Slice) else p == item.evaluate(here)
         for item, p in zip(index, point, strict=True)
     )
-
-
-def show_values(here: Mapping[Any, int]) -> str:
-    return ", ".join(f"{s.name}={here[s]}" for s in here) or "its only point"

@@ -113,7 +113,7 @@ def _point(tensor: RecurrentTensor, dim: Dim, key: Any) -> Expr:
     try:
         expr = as_expr(key)
     except IndexExpressionError as error:
-        raise _index_error(tensor, dim, key, str(error.message), error.hint) from None
+        raise _index_error(tensor, dim, repr(key), str(error.message), error.hint) from None
     tensor.program.check_symbols(expr.symbols())
     return expr
 
@@ -293,9 +293,12 @@ def _case_value(
 ) -> RecurrentTensor:
     """The right-hand side, checked against the left and brought to its shape and dtype."""
     node = tensor.edge.node
-    weak = is_weak(value)
-    result = as_tensor(value, tensor.program, node.dtype if weak else None)
-    places = [("here", source), (node.label, node.source), (str(result), result.edge.node.source)]
+    places = [("here", source), (node.label, node.source)]
+    try:
+        result = as_tensor(value, tensor.program, node.dtype if is_weak(value) else None)
+    except DtypeError as error:
+        raise DtypeError(f"{left} = ...: {error.message}", places=places, hint=error.hint) from None
+    places.append((str(result), result.edge.node.source))
     extra = set(result.domain) - free
     if extra:
         raise DomainError(

@@ -431,11 +431,14 @@ def describe(edge: Edge) -> str:
     node = edge.node
     if node.name:
         return str(edge)
+    if node.op.name == "cast" and edge.is_here:  # mixed operands are cast behind the user's back
+        return describe(node.edges[0])
     if not node.edges:
         given = node.attributes.values()
         values = [str(v.ravel()[0]) if getattr(v, "size", 0) == 1 else show_attribute(v) for v in given]
         return values[0] if len(values) == 1 else f"{node.op.name}({', '.join(values)})"
-    operands = [describe(e) if e.node.name or not e.node.edges else "..." for e in node.edges]
+    plain = [e.node.name or not e.node.edges or e.node.op.name == "cast" for e in node.edges]
+    operands = [describe(e) if known else "..." for e, known in zip(node.edges, plain, strict=True)]
     sign = _SIGNS.get(node.op.name)
     text = f" {sign} ".join(operands) if sign else f"{node.op.name}({', '.join(operands)})"
     return text if edge.is_here else f"({text})[{indices.show(edge.index)}]"
@@ -474,7 +477,7 @@ def coerce(*values: TensorLike) -> tuple[RecurrentTensor, ...]:
     """Tensors of one common dtype from operands of any kind."""
     program = common_program(values)
     strong = [as_tensor(v, program).dtype for v in values if not is_weak(v)]
-    weak = [np.asarray(v).ravel()[:1].tolist() or [0.0] for v in values if is_weak(v)]
+    weak = [as_array(v).ravel()[:1].tolist() or [0.0] for v in values if is_weak(v)]
     try:
         dtype = dtypes.promote_all(strong, [w[0] for w in weak])
     except DtypeError as error:
@@ -515,3 +518,4 @@ def apply(
 
 # Imported last: these build on the class above, and its methods are their spellings.
 from tempo import ops, temporal  # noqa: E402
+from tempo.ops.creation import as_array  # noqa: E402

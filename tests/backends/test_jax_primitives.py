@@ -16,11 +16,8 @@ import pytest
 import tempo.ops
 import tempo.random
 from tempo.backends.jax.padded import Extent, Padded, jx
-from tempo.errors import ShapeError
 from tempo.graph.node import Primitive
-from tempo.ops import contraction, convolution, creation, elementwise, gathering, indexing, reduction, scan, shaping
-from tempo.ops import sorting
-from tests.backends.primitive_cases import CASES, SIZED, Case, Point, bfloat16, draw
+from tests.backends.primitive_cases import CASES, SIZED, Case, Point, draw
 
 Array = Any
 
@@ -31,6 +28,11 @@ TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 3e-6, "float64": 1e-1
 def _wide_types() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
+
+
+def quickly(function: Any) -> Any:
+    """Compiled without the passes that make a program fast."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 # -- one case at one point --------------------------------------------------------------------------------
@@ -130,17 +132,17 @@ def test_every_primitive_has_a_jax_form():
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_reference(case):
-    """All sizes known: compiled, and vmapped over each operand in turn."""
+    """All sizes known: compiled, and in one dtype also vmapped over each operand in turn."""
     point = case.at(frozenset())[0]
     jobs = [(dtype, operands(case, dtype, point), operands(case, dtype, point, seed=1)) for dtype in case.dtypes]
 
-    @jax.jit
+    @quickly
     def compiled(values: list[Any]) -> list[Any]:
         results = []
         for dtype, (arrays, others) in zip(case.dtypes, values, strict=True):
             run = function(case, dtype, frozenset())
             results.append([run({}, arrays)])
-            for n, (one, two) in enumerate(zip(arrays, others, strict=True)):
+            for n, (one, two) in enumerate(zip(arrays, others, strict=True)) if dtype == case.dtypes[0] else ():
                 mapped = jax.vmap(run, ([], [0 if m == n else None for m in range(len(arrays))]))
                 results[-1].append(mapped([], [*arrays[:n], jnp.stack([one, two]), *arrays[n + 1 :]]))
         return results
@@ -149,7 +151,7 @@ def test_as_reference(case):
         expected = reference(case, dtype, point, arrays)
         assert found[0].shape == expected.shape
         check(found[0], expected)
-        for n, (both, other) in enumerate(zip(found[1:], others, strict=True)):
+        for n, (both, other) in enumerate(zip(found[1:], others, strict=False)):
             check(both[0], expected)
             check(both[1], reference(case, dtype, point, [*arrays[:n], other, *arrays[n + 1 :]]))
 
@@ -161,25 +163,26 @@ RAGGED = [(case, ragged) for case in CASES for ragged in case.ragged_sets()]
 def test_padded(case, ragged):
     """Sizes that depend on the point: traced, one point at a time and vmapped over all of them."""
     points = case.at(ragged)
-    runs = [function(case, dtype, ragged) for dtype in case.dtypes]
+    dtypes = case.padded_dtypes
+    runs = [function(case, dtype, ragged) for dtype in dtypes]
     together = jax.vmap(lambda values, jobs: [run(values, a) for run, a in zip(runs, jobs, strict=True)])
     plain, inputs = [], []
     for n, point in enumerate(points):
-        plain.append([operands(case, dtype, point) for dtype in case.dtypes])
+        plain.append([operands(case, dtype, point) for dtype in dtypes])
         inputs.append([lengthened(case, arrays, points, seed=n) for arrays in plain[-1]])
     values = {name: np.array([p[name] for p in points], np.int32) for name in ragged}
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
 
-    @jax.jit
+    @quickly
     def compiled(values: dict[str, Array], stacked: Any) -> Any:
         last = jax.tree.map(lambda leaf: leaf[-1], (values, stacked))
-        return together(values, stacked), [run(last[0], a) for run, a in zip(runs, last[1], strict=True)]
+        return together(values, stacked), runs[0](last[0], last[1][0])
 
     mapped, single = compiled(values, stacked)
-    for n, dtype in enumerate(case.dtypes):
+    for n, dtype in enumerate(dtypes):
         expected = [reference(case, dtype, p, arrays[n]) for p, arrays in zip(points, plain, strict=True)]
-        lengths = tuple(np.max([e.shape for e in expected], axis=0)) if expected[0].shape else ()
-        assert single[n].shape == lengths
-        check(single[n], expected[-1])
+        if not n:
+            assert single.shape == (tuple(np.max([e.shape for e in expected], axis=0)) if single.ndim else ())
+            check(single, expected[-1])
         for found, wanted in zip(mapped[n], expected, strict=True):
             check(found, wanted)

@@ -347,3 +347,71 @@ def test_state_in_lexicographic_order() -> None:
         return w * middle
 
     check(prog, {I: 3, J: 4}, loss, {"x": x, "w0": w0}, reference, x=numbers(3, 4), w0=np.array(0.7))
+
+
+def test_stacks_of_a_tensor_with_a_value_after_its_first_dim() -> None:
+    """The adjoint has one step more over i; the axes of its stacks must stay in the order i, j."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        j, J = prog.dim("j")
+        x = prog.input("x", domain=(i, j), dtype=F64)
+        o = prog.recurrent("o", domain=(i, j), dtype=F64)
+        o[I, j] = 0.0
+        o[i, j] = tp.sin(x)
+        weights = numbers(3, 3, seed=1)
+        loss = tp.sum(o[0:3, 0:3] * weights) + tp.sum(o[1:4, 1:3])
+
+    def reference(x: Array) -> Array:
+        return jnp.sum(jnp.sin(x) * weights) + jnp.sum(jnp.sin(x)[1:, 1:])
+
+    check(prog, {I: 3, J: 3}, loss, {"x": x}, reference, x=numbers(3, 3))
+
+
+def test_a_value_that_grows() -> None:
+    def write(h: Tensor, x: Tensor, t: Any, T: Any) -> Tensor:
+        grown = h.program.recurrent("grown", t, domain=(t,), dtype=F64)
+        grown[0] = tp.zeros(0, F64)
+        grown[t + 1] = tp.concatenate([tp.sin(grown[t]), tp.reshape(x, 1)])
+        h[t] = tp.sum(grown * tp.arange(t, dtype=F64))
+        return tp.sum(grown[T] ** 2) + tp.sum(h[0:T])
+
+    def reference(x: Array) -> Array:
+        grown, total = jnp.zeros(0), 0.0
+        for t, value in enumerate(x):
+            total = total + jnp.sum(grown * jnp.arange(t))
+            grown = jnp.concatenate([jnp.sin(grown), value[None]])
+        return jnp.sum(grown**2) + total
+
+    check_definition(write, reference)
+
+
+def test_gradient_with_respect_to_values_outside_the_steps() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,), dtype=F64)
+        h = prog.recurrent("h", domain=(t,), dtype=F64)
+        h[-1] = 1.0
+        h[T] = 2 * h[T - 1]
+        h[t] = h[t - 1] * x[t]
+        g = tp.grad(h[T], h)
+        prog.output("g", g)
+        prog.output("first", g[-1])
+        prog.output("last", g[T])
+    result = prog.evaluate({T: 3}, x=[2.0, 3.0, 5.0])
+    assert result.g.tolist() == [60, 30, 10, 2, 1]
+    assert (result.first, result.last) == (60, 1)
+
+
+def test_a_dim_that_stops_on_data() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,), dtype=F64)
+        h = prog.recurrent("h", domain=(t,), dtype=F64)
+        h[0] = x[0]
+        h[t] = h[t - 1] * x[t]
+        prog.stop(t, when=h > 20)
+        prog.output("h", h)
+        prog.output("g", tp.grad(h[T - 1] + tp.sum(x[0:T]), x))
+    result = prog.evaluate({T: 6}, x=[2.0, 3.0, 5.0, 7.0, 11.0, 13.0])
+    assert result.h.tolist() == [2, 6, 30]
+    assert result.g.tolist() == [16, 11, 7]

@@ -161,6 +161,91 @@ def test_momentum_and_running_statistics_do_not_leak_into_the_gradient() -> None
     close(prog.evaluate({I: 5}, x=x_).w, expected)
 
 
+def test_minibatches() -> None:
+    """A state over iterations and minibatches is held at both."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        m, M = prog.dim("m")
+        x = prog.input("x", domain=(i, m), dtype=F64)
+        w = prog.state("w", tp.constant(0.5, F64), over=(i, m))
+        w.next = w - 0.1 * tp.grad(tp.sin(w * x), w)
+        prog.output("w", w.final)
+    x_, expected = numbers(2, 3), 0.5
+    for value in x_.ravel():
+        expected -= 0.1 * value * np.cos(expected * value)
+    close(prog.evaluate({I: 2, M: 3}, x=x_).w, expected)
+
+
+def game(a: Any, b: Any, sin: Callable[[Any], Any]) -> Any:
+    """What a wants to be large and b small."""
+    return sin(a * b) + a - b**2
+
+
+def test_two_players_at_once() -> None:
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        a = prog.state("a", tp.constant(0.5, F64), over=i)
+        b = prog.state("b", tp.constant(0.2, F64), over=i)
+        a.next = a + 0.1 * tp.grad(game(a, b, tp.sin), a)
+        b.next = b - 0.1 * tp.grad(game(a, b, tp.sin), b)
+        prog.output("a", a)
+        prog.output("b", b)
+
+    expected = [(0.5, 0.2)]
+    for _ in range(3):
+        a_, b_ = expected[-1]
+        da, db = jax.grad(lambda a, b: game(a, b, jnp.sin), argnums=(0, 1))(a_, b_)
+        expected.append((a_ + 0.1 * da, b_ - 0.1 * db))
+    result = prog.evaluate({I: 3})
+    close(np.stack([result.a, result.b], 1), expected)
+
+
+def test_two_players_in_turn() -> None:
+    """b answers to a's next value, which depends on b through a's gradient."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        a = prog.state("a", tp.constant(0.5, F64), over=i)
+        b = prog.state("b", tp.constant(0.2, F64), over=i)
+        a.next = a + 0.1 * tp.grad(game(a, b, tp.sin), a)
+        b.next = b - 0.1 * tp.grad(game(a.next, b, tp.sin), b)
+        prog.output("a", a)
+        prog.output("b", b)
+
+    def answer(a: Array, b: Array) -> Array:
+        return a + 0.1 * jax.grad(lambda a: game(a, b, jnp.sin))(a)
+
+    expected = [(0.5, 0.2)]
+    for _ in range(3):
+        a_, b_ = expected[-1]
+        db = jax.grad(lambda b, a: game(answer(a, b), b, jnp.sin))(b_, a_)
+        expected.append((answer(a_, b_), b_ - 0.1 * db))
+    result = prog.evaluate({I: 3})
+    close(np.stack([result.a, result.b], 1), expected)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_loss_that_also_sees_older_weights(stopped: bool) -> None:
+    """Every third iteration's weights; in that iteration they are the present ones, and flow unless stopped."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        x = prog.input("x", domain=(i,), dtype=F64)
+        w = prog.state("w", tp.constant(0.5, F64), over=i)
+        older = tp.sin(w[3 * (i // 3)] * x)
+        target = tp.stop_gradient(older) if stopped else older
+        w.next = w - 0.1 * tp.grad((tp.sin(w * x) - target - 1) ** 2, w)
+        prog.output("w", w)
+
+    def loss(w: Array, older: Array, x: Array) -> Array:
+        return (jnp.sin(w * x) - jnp.sin(older * x) - 1) ** 2
+
+    x_, expected = numbers(5), [0.5]
+    for i, value in enumerate(x_):
+        now, older_ = jax.grad(loss, argnums=(0, 1))(expected[-1], expected[3 * (i // 3)], value)
+        flows = i % 3 == 0 and not stopped
+        expected.append(expected[-1] - 0.1 * (now + older_ if flows else now))
+    close(prog.evaluate({I: 5}, x=x_).w, expected)
+
+
 def test_dims_that_only_the_loss_has_are_summed_over() -> None:
     with tp.Program() as prog:
         i, I = prog.dim("i")

@@ -134,6 +134,33 @@ def test_hypergradient_of_a_schedule() -> None:
     check(prog, {I: 4}, loss, {"lr": lr, "x": x}, reference, **given)
 
 
+def test_learning_the_learning_rate() -> None:
+    """A whole training over i inside every step k of an outer one, which descends the hypergradient."""
+    with tp.Program() as prog:
+        k, K = prog.dim("k")
+        i, I = prog.dim("i")
+        x = prog.input("x", domain=(i,), dtype=F64)
+        lr = prog.state("lr", tp.constant(0.1, F64), over=k)
+        w = prog.state("w", tp.constant(0.5, F64), over=i, domain=k)
+        w.next = w - lr * tp.grad(tp.sin(w * x), w)
+        lr.next = lr - 0.3 * tp.grad(w.final**2, lr)
+        prog.output("lr", lr)
+    x_ = numbers(4)
+
+    @jax.jit
+    @jax.grad
+    def outcome(lr: Array) -> Array:
+        w = 0.5
+        for value in x_:
+            w = w - lr * value * jnp.cos(w * value)
+        return w**2
+
+    expected = [0.1]
+    for _ in range(3):
+        expected.append(expected[-1] - 0.3 * outcome(expected[-1]))
+    close(prog.evaluate({K: 3, I: 4}, x=x_).lr, expected)
+
+
 # -- where nothing flows ---------------------------------------------------------------------------------
 
 

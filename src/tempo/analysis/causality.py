@@ -9,12 +9,15 @@ order, in either direction) could run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tempo.analysis.relations import Read, Relations
 from tempo.graph.node import Graph, Node
 from tempo.graph.traversal import producers
 from tempo.symbolic import Dim
 from tempo.symbolic.polyhedral import deltas_sign
+
+Distance = tuple[int | None, int | None] | None
 
 
 def is_causal(relations: Relations) -> bool:
@@ -25,13 +28,13 @@ def is_causal(relations: Relations) -> bool:
         for node in nodes
         for r in relations.reads(node)
     ]
-    return all(_is_carried(circle, reads) for circle in circles(nodes, reads))
+    return all(_is_carried(circle, reads, relations.numbers) for circle in circles(nodes, reads))
 
 
-def _is_carried(circle: set[Node], reads: Iterable[Read]) -> bool:
+def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]) -> bool:
     inside = [r for r in reads if r.consumer in circle and r.producer in circle]
     for family in _families(circle):
-        spans = [_distance(r, family) for r in inside]
+        spans = [_distance(r, family, numbers) for r in inside]
         # An empty relation reads nothing.
         backward = all(s is None or (s[0] is not None and s[0] >= 0) for s in spans)
         forward = all(s is None or (s[1] is not None and s[1] <= 0) for s in spans)
@@ -41,7 +44,7 @@ def _is_carried(circle: set[Node], reads: Iterable[Read]) -> bool:
             r for r, s in zip(inside, spans, strict=True) if s is not None and (s[0] == 0 if backward else s[1] == 0)
         ]
         if len(rest) < len(inside):
-            return all(_is_carried(c, rest) for c in circles(tuple(circle), rest))
+            return all(_is_carried(c, rest, numbers) for c in circles(tuple(circle), rest))
     return False
 
 
@@ -51,11 +54,21 @@ def _families(circle: set[Node]) -> list[Dim]:
     return sorted(set.intersection(*shared), key=lambda d: d.number)
 
 
-def _distance(read: Read, family: Dim) -> tuple[int | None, int | None] | None:
+def _distance(read: Read, family: Dim, numbers: Mapping[Any, int]) -> Distance:
     """By how many steps a read looks back, at least and at most."""
     consumer = next(d for d in read.consumer.domain if d.origin is family)
     producer = next(d for d in read.producer.domain if d.origin is family)
-    return deltas_sign(read.relation, consumer.name, producer.name)
+    return steps_back(read, consumer, producer, numbers)
+
+
+def steps_back(read: Read, own: Dim, theirs: Dim, numbers: Mapping[Any, int]) -> Distance:
+    """By how many steps of the dim that both come from a read looks back, at least and at most."""
+    ends = deltas_sign(read.relation, own.name, theirs.name)
+    if ends is None:
+        return None
+    shift = (own.start - theirs.start).evaluate(numbers)
+    low, high = ends
+    return None if low is None else low + shift, None if high is None else high + shift
 
 
 def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:

@@ -61,7 +61,7 @@ class NumpyMachine:
         choices = []
         for d in node.domain:
             low, high = spans[d]
-            here = at.get(d.origin)
+            here = at[d.origin] - d.start.evaluate(self.numbers) if d.origin in at else None
             # A piece of a loop may reach past the steps at which one of its nodes is needed.
             steps_ = range(low, high + 1) if here is None else range(here, here + (low <= here <= high))
             choices.append(steps_)
@@ -86,9 +86,7 @@ class NumpyMachine:
 
     def slots(self, node: Node, point: tuple[int, ...]) -> tuple[int, ...]:
         kept = self.storage.stores[node].dims
-        return tuple(
-            k.slot(p) for p, k in zip(point, kept.values(), strict=True) if not isinstance(k, Latest)
-        )
+        return tuple(k.slot(p) for p, k in zip(point, kept.values(), strict=True) if not isinstance(k, Latest))
 
     def read(self, edge: Edge, here: Mapping[Any, int]) -> Array:
         spans = []

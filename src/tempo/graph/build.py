@@ -11,9 +11,7 @@ from tempo.graph.node import Domain, Edge, Node, Primitive, Shape, attribute_sym
 from tempo.source import SourceLine
 
 
-def make(
-    op: Primitive, *edges: Edge, domain: Domain = (), source: SourceLine | None = None, **attributes: Any
-) -> Edge:
+def make(op: Primitive, *edges: Edge, domain: Domain = (), source: SourceLine | None = None, **attributes: Any) -> Edge:
     """An operation on what edges read, over the dims that they, the attributes and ``domain`` need."""
     assert op.infer is not None
     shape, dtype = op.infer(*edges, **attributes)

@@ -66,18 +66,25 @@ def _reference(a: Array, b: Array, *, subscripts: str) -> Array:
 
 def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
     left, right, out = _terms(subscripts)
-    # Both operands, as what lies in the padding of one may be infinite.
+    # Where one operand is zero the other must only be finite. What other steps computed is taken to be; to mask it as
+    # well would make a copy of it for every step that is computed at once.
+    spare = b if b.settled else a if a.settled else None
     arrays = [
-        jx.masked(x, [n for n, letter in enumerate(term) if letter not in out], 0)
+        x.array if x is spare else jx.masked(x, [n for n, letter in enumerate(term) if letter not in out], 0)
         for x, term in ((a, left), (b, right))
     ]
-    product = jx.np.einsum(
-        subscripts,
-        *arrays,
-        precision=jx.lax.Precision.HIGHEST,
-        preferred_element_type=dtypes.accumulator_of(a.dtype),
-    )
-    return product.astype(a.dtype)
+    wide = dtypes.accumulator_of(a.dtype)
+
+    def product(*arrays: Any) -> Any:
+        return jx.np.einsum(subscripts, *arrays, precision=jx.lax.Precision.HIGHEST, preferred_element_type=wide)
+
+    def widened(*arrays: Any) -> Any:
+        return product(*(x.astype(wide) for x in arrays))
+
+    if wide == a.dtype:
+        return product(*arrays)
+    # XLA for CPUs lacks some products of bfloat16 with a result in float32.
+    return jx.lax.platform_dependent(*arrays, cpu=widened, default=product).astype(a.dtype)
 
 
 def _gradient(

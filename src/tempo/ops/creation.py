@@ -73,7 +73,7 @@ def constant(
 
     Without ``dtype``, Python numbers and NumPy's 64-bit defaults become float32 and int32.
     """
-    array = _array(value)
+    array = as_array(value)
     if dtype is None:
         wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(
             array.dtype, array.dtype
@@ -108,7 +108,8 @@ def _converted(array: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, An
     return array.astype(target)
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """The numbers that a user gave."""
     try:
         array = np.asarray(value)
     except ProgramError:  # a list of tensors
@@ -147,7 +148,7 @@ def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) ->
     if isinstance(value, RecurrentTensor):
         target = value.dtype if dtype is None else dtypes.as_dtype(dtype)
         return broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
-    scalar = _array(value)
+    scalar = as_array(value)
     if scalar.shape != ():
         raise ShapeError(
             f"full: the value must be one number, found shape {show_shape(scalar.shape)}",

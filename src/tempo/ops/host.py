@@ -42,6 +42,12 @@ def host(
     ``tp.spec(shape, dtype)``: one spec gives one tensor, a list of specs a tuple of tensors, none an effect only.
     """
     here = user_line()
+    if not callable(function):
+        raise ProgramError(
+            f"host: {function!r} cannot be called",
+            places=[("here", here)],
+            hint="the first argument of tp.host is the function, the tensors come after it",
+        )
     program = common_program([a for a in arguments if isinstance(a, RecurrentTensor)])
     tensors = [as_tensor(a, program) for a in arguments]
     ordered, together = program.as_domain(sequence), program.as_domain(batch)
@@ -54,12 +60,6 @@ def host(
                 places=[("here", here)],
                 hint="declare results as out=tp.spec(shape, dtype), or a list of those",
             )
-    if not callable(function):
-        raise ProgramError(
-            f"host: {function!r} cannot be called",
-            places=[("here", here)],
-            hint="the first argument of tp.host is the function, the tensors come after it",
-        )
     domain = dims_of(frozenset(ordered) | frozenset(together))
     for tensor in tensors:
         stray = [d.name for d in tensor.domain if d not in domain]

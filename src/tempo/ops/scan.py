@@ -46,7 +46,8 @@ def _running_jax(name: str, neutral: Callable[[DType], Any]) -> Callable[..., An
     def jax(jx: Jx, x: Padded, *, axis: int, reverse: bool) -> Any:
         # Forwards, padding comes last and reaches nothing before it.
         array = jx.masked(x, (axis,), neutral(x.dtype)) if reverse else x.array
-        return getattr(jx.lax, name)(accumulate_in(array), axis, reverse).astype(x.dtype)
+        wide = accumulate_in(array, dtypes.uint8 if dtypes.is_bool(x.dtype) else None)
+        return getattr(jx.lax, name)(wide, axis, reverse).astype(x.dtype)
 
     return jax
 

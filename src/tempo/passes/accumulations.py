@@ -111,6 +111,8 @@ class _Part:
             for q, s in self.spread
             for part in (q >= s.start.substitute(self.place), q < s.stop.substitute(self.place))
         ]
+        self.starts = [s.start.substitute(self.place) for _, s in self.spread]
+        self.fixed = not any(start.symbols() & set(self.axes) for start in self.starts)
         # Where the producer contributes at all. A range of a free dim is read as that range; what concerns only
         # the point is a case; the rest makes the producer zero before it is read, since it need not be defined.
         self.spans = {d: Slice(constant(0), d.bound) for d in self.free}
@@ -151,18 +153,19 @@ class _Part:
 
     def summed(self) -> Edge:
         value = self.read(self.padded(self.zeroed()))
-        starts = [s.start.substitute(self.place) for _, s in self.spread]
-        fixed = not any(start.symbols() & set(self.axes) for start in starts)
         rank = len(self.axes)
-        if fixed and not self.together:
+        if self.fixed and not self.together:
             # Padding is zero, so what lies outside a slice adds nothing: sum first, then look at the point.
-            value = self.total(self.masked(value, self.mask), rank)
-            for (q, _), start in zip(self.spread, starts, strict=True):
-                value = self.element(value, 0, q - start)
-            return value
-        for (q, s), start in zip(self.spread, starts, strict=True):
+            return self.elements(self.total(self.masked(value, self.mask), rank))
+        for (q, s), start in zip(self.spread, self.starts, strict=True):
             value = self.pick(value, rank, q - start, normal_size(self.extent(s)))
         return self.total(self.masked(value, [*self.mask, *self.inside]), rank)
+
+    def elements(self, value: Edge) -> Edge:
+        """The elements of the leading axes that a point is in the slices of."""
+        for (q, _), start in zip(self.spread, self.starts, strict=True):
+            value = self.element(value, 0, q - start)
+        return value
 
     def zeroed(self) -> Edge:
         """The producer where it contributes, zero elsewhere."""
@@ -265,7 +268,9 @@ class _Part:
     def contraction(self) -> Edge | None:
         """The sum over free dims as one einsum over the stacked operands, where the producer is one."""
         producer = self.producer.node
-        if producer.op is not EINSUM or not self.free or self.spread or self.mask or self.only_where is not TRUE:
+        if producer.op is not EINSUM or not self.free or self.mask or self.only_where is not TRUE:
+            return None
+        if self.spread and not (self.fixed and not self.together):
             return None
         subscripts = producer.attributes["subscripts"]
         inputs, out = subscripts.split("->")
@@ -273,7 +278,8 @@ class _Part:
         letters = dict(zip(self.free, spare_letters(subscripts, len(self.free)), strict=True))
         edges: list[Edge] = []
         for n, edge in enumerate(producer.edges):
-            stacked = self.stack(edge)
+            # Padded axes must be as long at every step; padding is zero, so that it adds nothing.
+            stacked = self.stack(self.padded(edge))
             if stacked is None:
                 return None
             new, order = stacked
@@ -281,7 +287,8 @@ class _Part:
             terms[n] = "".join(letters[d] for d in order) + terms[n]
         if not all(letters[d] in term for d in self.free for term in terms):
             return None
-        return make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
+        value = make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
+        return self.elements(value)
 
     def stack(self, edge: Edge) -> tuple[Edge, Domain] | None:
         """An operand read over the spans of the free dims, and the order of its new leading axes."""

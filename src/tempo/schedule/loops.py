@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tempo.analysis.causality import components
+from tempo.analysis.causality import components, steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.graph.node import Edge, Graph, Node
@@ -26,11 +26,14 @@ from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import interval
-from tempo.symbolic.polyhedral import deltas_sign, span
-
+from tempo.symbolic.polyhedral import span
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
-KEEP_BYTES = 16 * 2**20
+KEEP_BYTES = 256 * 2**20
+
+# Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
+# random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
+WORTH_HOISTING = ("einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan")
 
 
 class ScheduleError(Exception):
@@ -45,6 +48,7 @@ class Dependence:
     """A read, with the steps it looks back along each dim."""
 
     read: Read
+    numbers: Mapping[Any, int]
     distances: dict[Dim, Distance] = field(default_factory=dict)
 
     @property
@@ -67,10 +71,10 @@ class Dependence:
         if self.read.index is not None:
             item = self.read.index[self.producer.domain.index(theirs)]
             if not isinstance(item, Slice):
-                back = own - item
+                back = (own + own.start) - (item + theirs.start)
                 if back.is_constant:
                     return back.constant, back.constant
-        return deltas_sign(self.read.relation, own.name, theirs.name)
+        return steps_back(self.read, own, theirs, self.numbers)
 
 
 Place = tuple[tuple[Dim, int], ...]
@@ -90,10 +94,8 @@ class Schedule:
     results: Mapping[str, tuple[range, ...]]
     """Per output, the steps that are handed out."""
 
-    def steps(self, node: Node, dim: Dim, numbers: Mapping[Any, int]) -> tuple[int, int]:
-        """The first step of a dim at which a node may have a value, and the one after the last."""
-        if node.op is not RECURRENT:
-            return 0, dim.bound.evaluate(numbers)
+    def steps(self, node: Node, dim: Dim) -> tuple[int, int]:
+        """The first step of a dim at which a node is needed, and the one after the last."""
         first, last = self.spans[node][dim]
         return first, last + 1
 
@@ -103,7 +105,7 @@ def schedule(graph: Graph, numbers: Mapping[Any, int]) -> Schedule:
     relations = Relations(graph, numbers)
     needed, _ = needed_points(relations)
     dependences = tuple(
-        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index))
+        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index), numbers)
         for node in graph.nodes
         if node in needed
         for r in relations.reads(node)
@@ -178,9 +180,7 @@ class _Builder:
         for family in sorted(shared, key=lambda d: d.number):
             distances = [d.distance(family) for d in inside]
             for backwards in (False, True):
-                if all(_allowed(x, backwards) for x in distances) and any(
-                    not _stays(x, backwards) for x in distances
-                ):
+                if all(_allowed(x, backwards) for x in distances) and any(not _stays(x, backwards) for x in distances):
                     return _Group(family, backwards, list(circle))
         raise ScheduleError(
             "no dim carries the circle of " + ", ".join(n.label for n in circle) + "\n\n" + str(self.graph)
@@ -188,7 +188,7 @@ class _Builder:
 
     def sink(self, units: Sequence[_Group], dependences: Sequence[Dependence]) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
-        for all of its steps at once would cost too much memory."""
+        for all of its steps would cost memory and gain nothing."""
         unit_of = {node: unit for unit in units for node in unit.nodes}
         reads: dict[Node, list[Dependence]] = {}
         readers: dict[Node, list[Dependence]] = {}
@@ -215,11 +215,14 @@ class _Builder:
             if unit.family is None and not others:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
                 group = joins(node, operands)
-                if group is not None and max(self.bytes(p) for p, _ in operands) > KEEP_BYTES:
+                largest = max((self.bytes(p) for p, _ in operands), default=0)
+                shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node)
+                if group is not None and (shrinks or largest > KEEP_BYTES):
                     unit.family, unit.backwards = group.family, group.backwards
         for unit in reversed(units):
             (node, *others) = unit.nodes
-            if unit.family is None and not others and node.op is not INPUT and self.bytes(node) > KEEP_BYTES:
+            hoist = node.op is INPUT or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
+            if unit.family is None and not others and not hoist:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
                 if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
@@ -232,9 +235,7 @@ class _Builder:
         sizes = (interval(as_expr(s).substitute(self.numbers), spans)[1] for s in node.shape)
         return steps * math.prod(sizes) * node.dtype.itemsize
 
-    def loop(
-        self, group: _Group, family: Dim, dependences: Sequence[Dependence], outer: Place
-    ) -> list[Tree]:
+    def loop(self, group: _Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group, cut where other nodes or cases become active."""
         members = set(group.nodes)
         rest = [
@@ -257,12 +258,14 @@ class _Builder:
         cuts: set[int] = set()
         for node in nodes:
             own = next(d for d in node.domain if d.origin is family)
+            # A loop counts the steps of the dim that a user declared.
+            start = own.start.evaluate(self.numbers)
             low, high = self.spans[node][own]
             if low <= high:
-                spans[node] = (low, high + 1)
-                cuts |= {low, high + 1}
+                spans[node] = (low + start, high + 1 + start)
+                cuts |= {low + start, high + 1 + start}
             for case in self.graph.cases.get(node, ()):
-                cuts |= {c for c in self.thresholds(case.region, own) if low < c <= high}
+                cuts |= {c + start for c in self.thresholds(case.region, own) if low < c <= high}
         ordered = sorted(cuts)
         pieces = []
         for start, stop in itertools.pairwise(ordered):
@@ -291,7 +294,11 @@ class _Builder:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
             return Compute(node)
-        known = {d: ranges.get(d, ranges.get(d.origin, self.spans[node][d])) for d in node.domain}
+        known = dict(self.spans[node])
+        for d in node.domain:
+            if d.origin in ranges:
+                start = d.start.evaluate(self.numbers)
+                known[d] = (ranges[d.origin][0] - start, ranges[d.origin][1] - start)
         kept = []
         for n, case in enumerate(self.graph.cases[node]):
             truth = decide(case.region, known, self.numbers)
@@ -374,9 +381,7 @@ def _same_kind(a: _Group, b: _Group) -> bool:
     return a.family is b.family and a.backwards == b.backwards
 
 
-def decide(
-    condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]
-) -> bool | None:
+def decide(condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
     """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
     match condition:
         case And():
@@ -394,5 +399,3 @@ def decide(
                 return True if low >= 0 else False if high < 0 else None
             return True if low == high == 0 else False if low > 0 or high < 0 else None
     return bool(condition)
-
-

@@ -1,8 +1,8 @@
 """What runs: a tree of loops.
 
-    Tree  ::= Loop | Compute
-    Loop  ::= for dim in start .. stop (forwards or backwards): Tree*
-    Compute ::= a node, at the point that the loops around it are at, for all steps of its other dims at once
+Tree  ::= Loop | Compute
+Loop  ::= for dim in start .. stop (forwards or backwards): Tree*
+Compute ::= a node, at the point that the loops around it are at, for all steps of its other dims at once
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ class Store:
 
     def __str__(self) -> str:
         kept = ", ".join(f"{d.name}: {k}" for d, k in self.dims.items())
-        return f"{self.node.label}: {self.node.dtype.name}{list(self.shape)}, {self.bytes:,} bytes ({kept or 'no dims'})"
+        return (
+            f"{self.node.label}: {self.node.dtype.name}{list(self.shape)}, {self.bytes:,} bytes ({kept or 'no dims'})"
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
     results = {edge.node for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values())}
     stores = {}
     for node in schedule.places:
-        ranges = {d: schedule.steps(node, d, numbers) for d in node.domain}
+        ranges = {d: schedule.steps(node, d) for d in node.domain}
         kept: dict[Dim, Keeping] = {}
         for d in node.domain:
             start, stop = ranges[d]

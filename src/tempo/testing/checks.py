@@ -61,8 +61,11 @@ def check(recipe: Recipe, choices: Choices) -> None:
     check_meaning(run)
     if recipe.smooth:
         guarded("gradients", recipe, lambda: check_gradients(recipe, run.result, choices))
-    check_rewrites(run, choices)
-    check_broken(recipe, choices)
+    # Each costs about as much as everything above: one of them is enough for one program.
+    if choices.boolean(0.6):
+        check_rewrites(run, choices)
+    else:
+        check_broken(recipe, choices)
 
 
 def guarded(check: str, recipe: Recipe, action: Any) -> Any:
@@ -198,9 +201,19 @@ def check_broken(recipe: Recipe, choices: Choices) -> None:
     analysed = outcome("broken: analyse", broken, lambda: check_program(graph, built.bounds))
     if exact != analysed:
         raise Failure("broken", broken, f"the walk says {exact}, the analysis {analysed}")
-    ran = outcome("broken: run", broken, lambda: evaluate(graph, built.bounds, inputs_of(built)))
-    if ran not in (exact, "InputError" if exact == "fine" else exact):
-        raise Failure("broken", broken, f"the walk says {exact}, the oracle {ran}")
+    if exact == "fine":
+        outcome("broken: run", broken, lambda: evaluate(graph, built.bounds, inputs_of(built)))
+    elif runs(built):
+        raise Failure("broken", broken, f"the walk says {exact}, the oracle runs it")
+
+
+def runs(built: Built) -> bool:
+    """Whether the oracle gets through a program, unchecked; how it fails does not matter."""
+    try:
+        evaluate(built.program.graph, built.bounds, inputs_of(built))
+    except Exception:
+        return False
+    return True
 
 
 def outcome(check: str, recipe: Recipe, action: Any) -> str:

@@ -14,7 +14,7 @@ from tempo.testing.recurrences import Recurrences
 __all__ = ["Recipe", "build", "data", "generate", "random_recipe"]
 
 # How many points a program may have: the oracle visits each.
-MOST_POINTS = 20
+MOST_POINTS = 12
 
 
 def random_recipe(seed: int | str) -> Recipe:

@@ -134,7 +134,7 @@ class Recurrences(Statements):
             scope = Scope(
                 free_dims(tensor.type.domain, key), [place for place, _ in mine], limits=[h for _, h in mine]
             )
-            depth = self.choices.integer(0, 1) if n < len(keys) - 1 else self.choices.integer(1, 3)
+            depth = self.choices.integer(0, 1) if n < len(keys) - 1 else self.choices.integer(1, 2)
             value = self.value(scope, tensor.type.shape, tensor.type.dtype, depth)
             self.add(Case(tensor.name, key, self.bounded(value, tensor.bound).expression))
 
@@ -171,7 +171,8 @@ class Recurrences(Statements):
             defined[tuple(end[d] for d in domain)] = None
         heights = {p: tuple(p[domain.index(d)] for d in over) for p in defined}
         type = Type(domain, init.shape, init.dtype)
-        tensor = Tensor(self.name("w"), type, frozenset(defined), bound, "state", heights)
+        kind = "state" if len(over) == 1 else "nested state"
+        tensor = Tensor(self.name("w"), type, frozenset(defined), bound, kind, heights)
         self.directions = {d: 1 for d in over}
         self.over = over
         self.add(State(tensor.name, type, init.expression, over), tensor)
@@ -191,7 +192,7 @@ class Recurrences(Statements):
         places = self.places(tensor.type.domain)
         limits = [self._next_height(self.over, place) for place in places]
         scope = Scope(tensor.type.domain, places, limits=limits)
-        value = self.value(scope, tensor.type.shape, dtype, self.choices.integer(1, 3))
+        value = self.value(scope, tensor.type.shape, dtype, self.choices.integer(1, 2))
         self.add(Next(tensor.name, self.bounded(value, tensor.bound).expression))
         self._close(first)
 

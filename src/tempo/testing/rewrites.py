@@ -226,20 +226,18 @@ def reorder_cases(recipe: Recipe, choices: Choices) -> Recipe:
     statements = list(recipe.statements)
     types = recipe.types()
     for name in {s.name for s in statements if isinstance(s, Case)}:
-        for first, second in _neighbours(statements, name):
+        places = [n for n, s in enumerate(statements) if isinstance(s, Case) and s.name == name]
+        # From the end, so that the places in front stay what they are.
+        for first, second in reversed(list(zip(places, places[1:], strict=False))):
             a, b = statements[first], statements[second]
             assert isinstance(a, Case) and isinstance(b, Case)
             domain = types[name].domain
             regions = [set(assignment(recipe.dims, domain, [c.key])) for c in (a, b)]
             # An empty case may be part of the other one for all bounds, and must not come behind it then.
             if all(regions) and regions[0].isdisjoint(regions[1]):
-                statements[first], statements[second] = b, a
+                # The first moves behind the second, not the second to the front: it may use names from between.
+                statements[first : second + 1] = [*statements[first + 1 : second + 1], a]
     return replace(recipe, statements=tuple(statements))
-
-
-def _neighbours(statements: list[Statement], name: str) -> list[tuple[int, int]]:
-    places = [n for n, s in enumerate(statements) if isinstance(s, Case) and s.name == name]
-    return list(zip(places, places[1:], strict=False))
 
 
 def explicit_last_case(recipe: Recipe, choices: Choices) -> Recipe:

@@ -80,7 +80,7 @@ class Statements(Sequences):
         """``a = ...``; possibly undefined at some points, and then only read elsewhere."""
         scope = self.open_scope()
         shape, dtype = self.choices.choice(SHAPES), self.dtype()
-        self.bind(scope, self.value(scope, shape, dtype, self.choices.integer(1, 3)))
+        self.bind(scope, self.value(scope, shape, dtype, self.choices.integer(1, 2)))
 
     def draw_sequence(self) -> None:
         """``a = ...`` with an axis of symbolic size."""
@@ -169,7 +169,7 @@ class Statements(Sequences):
         names = tuple(self.name("g") for _ in wrt)
         found = []
         for name, x in zip(names, wrt, strict=True):
-            defined = x.defined if x.kind in ("recurrent", "state") else self.box(x.type.domain)
+            defined = self.handed_out(x) if x.kind in ("recurrent", "state") else self.box(x.type.domain)
             found.append(Tensor(name, x.type, defined, UNKNOWN, "gradient"))
         self.add(Gradients(names, loss.name, tuple(x.name for x in wrt)))
         for tensor in found:
@@ -177,6 +177,12 @@ class Statements(Sequences):
         # Two ways of adding up a gradient differ by rounding, which discontinuous functions would blow up.
         self.tensors.extend(found if self.smooth else ())
         return found
+
+    def handed_out(self, tensor: Tensor) -> frozenset[Place]:
+        """The points of a tensor defined by cases that an output has: all, if they are a box, else all steps."""
+        ranges = [{p[n] for p in tensor.defined} for n in range(len(tensor.type.domain))]
+        is_box = all(p in tensor.defined for p in itertools.product(*ranges))
+        return tensor.defined if is_box else tensor.defined & self.box(tensor.type.domain)
 
     def collapsed(self, scope: Scope, tensor: Tensor) -> Value | None:
         """A scalar of a tensor: at this point over the scope's dims, all of it over the others."""
@@ -219,7 +225,7 @@ class Statements(Sequences):
             for x in self.tensors
             if (x.name in needed or self.choices.boolean(0.03))
             and x.name != loss.name
-            and x.kind in ("input", "recurrent", "state", "let")
+            and x.kind in ("input", "recurrent", "state", "nested state", "let")
             and is_float(x.type.dtype)
             and not is_symbolic(x.type.shape)
         ]

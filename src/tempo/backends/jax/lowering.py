@@ -89,15 +89,19 @@ class Lowering:
     # -- nodes ------------------------------------------------------------------------------------------------
 
     def block(self, node: Node, at: Mapping[Dim, Any]) -> Block:
-        ranges = {d: self.schedule.steps(node, d, self.numbers) for d in node.domain}
-        here = {d: at[d.origin] for d in node.domain if d.origin in at}
+        ranges = {d: self.schedule.steps(node, d) for d in node.domain}
+        here = {d: at[d.origin] - d.start.evaluate(self.numbers) for d in node.domain if d.origin in at}
         return Block(here, ranges, self.numbers)
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
         node = statement.node
         block = self.block(node, at)
         if node.op is INPUT:
-            value = Value(jnp.asarray(inputs[node.attributes["input"]]), block.dims)
+            array = jnp.asarray(inputs[node.attributes["input"]])
+            for axis, d in enumerate(node.domain):
+                start, stop = block.ranges[d]
+                array = shifted(array, axis, start, stop - start)
+            value = Value(array, block.dims)
         elif node.op is RECURRENT:
             value = self.choose(statement, state, block)
         else:
@@ -123,7 +127,7 @@ class Lowering:
         def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
             here = {**self.numbers, **block.at, **dict(zip(block.dims, coordinates, strict=True))}
             padded = [
-                Padded(array, tuple(self.size(s, here, block) for s in edge.shape))
+                Padded(array, tuple(self.size(s, here, block) for s in edge.shape), _is_settled(edge))
                 for array, edge in zip(arrays, node.edges, strict=True)
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
@@ -236,6 +240,11 @@ class Lowering:
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
 
 
+def _is_settled(edge: Edge) -> bool:
+    """Whether all padding of what an edge reads comes from slicing a store."""
+    return not any(isinstance(size, Expr) and dims_of(size.symbols()) for size in edge.node.shape)
+
+
 def _spread(value: Value, dims: tuple[Dim, ...], extra: int) -> Array:
     """The array with an axis (of length one) for each of ``dims`` that it lacks, and ``extra`` axes behind."""
     array = value.array
@@ -243,5 +252,3 @@ def _spread(value: Value, dims: tuple[Dim, ...], extra: int) -> Array:
         if d not in value.dims:
             array = jnp.expand_dims(array, n)
     return array.reshape((*array.shape, *(1,) * extra)) if extra else array
-
-

@@ -31,10 +31,15 @@ Size = int | Extent
 
 @dataclass(frozen=True)
 class Padded:
-    """An array and the true sizes of its axes."""
+    """An array and the true sizes of its axes.
+
+    ``settled`` says that padding holds values of other steps or zeros, as a slice of a store does, rather than
+    what some computation left there.
+    """
 
     array: Array
     sizes: tuple[Size, ...]
+    settled: bool = False
 
     @property
     def dtype(self) -> Any:

@@ -67,9 +67,9 @@ class _Reader:
         # What each axis of the array stands for at present: a dim of the producer, a dim of the block, the
         # number of a slice, or an axis of the value.
         rank = len(edge.node.shape)
-        self.axes: list[Any] = [
-            ("stored", d) for d in edge.node.domain if not isinstance(store.dims[d], Latest)
-        ] + [("value", n) for n in range(rank)]
+        self.axes: list[Any] = [("stored", d) for d in edge.node.domain if not isinstance(store.dims[d], Latest)] + [
+            ("value", n) for n in range(rank)
+        ]
 
     def run(self) -> Value:
         general: list[tuple[Dim, Any]] = []

@@ -1,0 +1,118 @@
+"""Compiled programs: what ``prog.compile`` gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+
+from tempo.analysis import check_program
+from tempo.backends.numpy_backend import NumpyMachine
+from tempo.errors import ProgramError
+from tempo.graph.node import Graph
+from tempo.graph.structural import HOST
+from tempo.passes import apply_passes
+from tempo.reference import Result, check_bounds, check_inputs
+from tempo.schedule.loops import schedule
+from tempo.schedule.looptree import show
+from tempo.schedule.storage import plan_storage
+
+BACKENDS = ("jax", "numpy")
+
+
+class Executable:
+    """A program compiled for given bounds. Call it with the inputs by name to get its outputs.
+
+    One executable may be called many times and from several threads.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        bounds: Mapping[Any, int],
+        backend: str = "jax",
+        device: str | None = None,
+        seed: int = 0,
+        skip: Container[str] = (),
+    ) -> None:
+        if backend not in BACKENDS:
+            raise ProgramError(
+                f"there is no backend '{backend}'", hint=f"backends are {', '.join(map(repr, BACKENDS))}"
+            )
+        _check_supported(graph)
+        self.backend = backend
+        self.seed = seed
+        self.source = graph
+        self.seconds: dict[str, float] = {}
+        self.numbers = check_bounds(graph, bounds)
+        with self.timed("analysis"):
+            check_program(graph, bounds)
+        with self.timed("passes"):
+            self.graph = apply_passes(graph, skip)
+        with self.timed("schedule"):
+            self.schedule = schedule(self.graph, self.numbers)
+        with self.timed("storage"):
+            self.storage = plan_storage(self.graph, self.schedule, self.numbers)
+        self._machine: Any = None
+        if backend == "jax":
+            from tempo.backends.jax.machine import JaxMachine
+
+            with self.timed("XLA"):
+                self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, device)
+
+    def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
+        """Run the program: an array for every input, by name; the outputs are the result's attributes."""
+        seed = self.seed if seed is None else seed
+        # Arrays that live on a device stay there; everything else is checked and converted as NumPy arrays.
+        arrays = check_inputs(self.source, self.numbers, inputs, seed)
+        if self._machine is None:
+            machine = NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
+            return Result(machine.run(), {})
+        return Result({k: np.asarray(v) for k, v in self._machine.run(arrays).items()}, {})
+
+    def timed(self, phase: str) -> _Timer:
+        return _Timer(self.seconds, phase)
+
+    def explain(self) -> str:
+        """How the program was compiled, as text: graphs, loop tree, stores, XLA programs, time by phase."""
+        sections = [
+            ("program", str(self.source)),
+            ("after simplification", str(self.graph)),
+            ("loop tree", show(self.schedule.trees)),
+            ("stores", str(self.storage)),
+        ]
+        if self._machine is not None:
+            memory = ", ".join(f"{name} {size:,}" for name, size in self._machine.memory().items())
+            sections.append(("XLA programs", f"1 program, bytes: {memory}"))
+        sections.append(("seconds", ", ".join(f"{phase} {s:.3f}" for phase, s in self.seconds.items())))
+        return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
+
+
+class _Timer:
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self.seconds = seconds
+        self.phase = phase
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = time.perf_counter() - self.start
+
+
+def _check_supported(graph: Graph) -> None:
+    """What only the reference interpreter runs so far."""
+    if any(node.op is HOST for node in graph.nodes):
+        what = "calls host functions"
+    elif graph.stops:
+        what = "has a stop condition"
+    elif graph.emits:
+        what = "emits values"
+    else:
+        return
+    raise ProgramError(
+        f"program '{graph.name}' {what}, which compiled programs cannot do yet",
+        hint="prog.evaluate(...) runs it on the reference interpreter",
+    )
