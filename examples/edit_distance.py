@@ -1,7 +1,7 @@
 """The edit distance of two words: a dynamic program over two dims.
 
-D[i, j] is the least cost of turning the first i letters of a into the first j letters of b. The gradient of the
-distance with respect to the costs counts the insertions, deletions and substitutions of the best way.
+D[i, j] is the least cost of turning the first i letters of a into the first j letters of b. The gradient of
+the distance with respect to the costs counts the insertions, deletions and substitutions of the best way.
 """
 
 import numpy as np

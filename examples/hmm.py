@@ -1,7 +1,8 @@
 """A hidden Markov model: forward-backward for the posterior marginals, Viterbi for the likeliest path.
 
-Everything is in log space. pi is the distribution of the first state, A[s, s'] the probability of going from s to
-s', B[s, o] that of seeing o in s. The gradient of the log-likelihood with respect to log b[t] *is* the posterior.
+Everything is in log space. pi is the distribution of the first state, A[s, s'] the probability of going from
+s to s', B[s, o] that of seeing o in s, and b[t] = B[:, o[t]]. The gradient of the log-likelihood with respect
+to log b[t] is the posterior.
 """
 
 import numpy as np
@@ -10,8 +11,9 @@ import tempo as tp
 
 
 def build(states=2, symbols=3, dtype=tp.float32):
-    """The program and its bound. Inputs: log_pi (states,), log_A (states, states), log_B (states, symbols), o (T,).
+    """The program and its bound.
 
+    Inputs: log_pi (states,), log_A (states, states), log_B (states, symbols) and o (T,).
     Outputs: log_likelihood, posterior (T, states), gradient (T, states), path (T,), path_log_probability.
     """
     with tp.Program("hmm") as prog:

@@ -10,9 +10,10 @@ import tempo as tp
 
 
 def build(hidden=4, lr=0.5, dtype=tp.float32):
-    """The program and its bounds. Inputs: x (T,), and the initial W (4 hidden, 1 + hidden), b (4 hidden,), w (hidden,).
+    """The program and its bounds. Inputs: x (T,) and the initial parameters.
 
-    Emits the loss of every iteration; outputs: the losses (I,) and the final parameters.
+    Those are W (4 hidden, 1 + hidden) and b (4 hidden,) of the gates, and w (hidden,) of the prediction.
+    Emits the loss of every iteration; outputs: losses (I,) and final_W, final_b, final_w.
     """
     with tp.Program("lstm_training") as prog:
         i, I = prog.dim("i")

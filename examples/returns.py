@@ -2,9 +2,9 @@
 
 With rewards r[0], ..., r[T - 1] and the critic's values v[0], ..., v[T], v[T] standing for all that follows:
 
-    discounted return   G[t] = r[t] + gamma G[t + 1],                          G[T] = v[T]
-    n-step return       R[t] = sum_{k < n} gamma^k r[t + k] + gamma^n v[t + n],  cut short at the end
-    GAE                 A[t] = delta[t] + gamma lambda A[t + 1],               A[T] = 0
+    discounted return   G[t] = r[t] + gamma G[t + 1],  G[T] = v[T]
+    n-step return       R[t] = sum_{k < n} gamma^k r[t + k] + gamma^n v[t + n],  cut short at T
+    GAE                 A[t] = delta[t] + gamma lambda A[t + 1],  A[T] = 0
                         delta[t] = r[t] + gamma v[t + 1] - v[t]
 """
 

@@ -1,7 +1,7 @@
-"""TD(0) on the random walk of Sutton and Barto (example 6.2): learning while acting, over episodes i and steps t.
+"""TD(0) on the random walk of Sutton and Barto (example 6.2): learning over episodes i and steps t.
 
-Five states in a row, 1 to 5, an end on either side, 0 and 6. Each step goes left or right with equal chance; only
-the right end gives a reward, 1. The true values are 1/6, ..., 5/6. At every step
+Five states in a row, 1 to 5, with an end on either side, 0 and 6. Each step goes left or right with equal
+chance; only the right end gives a reward, 1. The true values are 1/6, ..., 5/6. At every step
 
     V(s) <- V(s) + alpha (r + gamma V(s') - V(s))
 

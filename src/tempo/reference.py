@@ -7,6 +7,7 @@ point is found by evaluating whatever it reads there. Everything that the compil
 from __future__ import annotations
 
 import itertools
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -346,19 +347,7 @@ class Interpreter:
             # An argument that does not vary over a batch dim comes without that axis.
             varies = tuple(slice(None) if d in edge.domain else 0 for d in batch)
             arguments.append(stacked[varies])
-        where = show_point(call.attributes["sequence"], sequence)
-        function = call.attributes["function"]
-        name = getattr(function, "__name__", repr(function))
-        try:
-            returned = function(*arguments)
-        except Exception as error:
-            raise HostError(
-                f"host function {name} raised {type(error).__name__} at {where}: {error}",
-                places=[("called by", call.source)],
-            ) from error
-        here = self.at(call.attributes["sequence"], sequence)
-        shapes = [(*sizes, *resolve(shape, here)) for shape, _ in call.attributes["out"]]
-        return check_host_results(call, name, where, returned, shapes)
+        return call_host(call, arguments, sizes, sequence, self.bounds)
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -578,6 +567,26 @@ def seed_words(seed: int) -> Array:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed = {seed!r}: a seed is an integer")
     return np.array([int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF], np.uint32)
+
+
+def call_host(
+    call: Node, arguments: Sequence[Array], sizes: tuple[int, ...], sequence: Point, bounds: Mapping[Any, int]
+) -> tuple[Array, ...]:
+    """Make a host call: results for all points of a batch of these sizes."""
+    dims: Domain = call.attributes["sequence"]
+    where = show_point(dims, sequence)
+    function = call.attributes["function"]
+    name = getattr(function, "__name__", repr(function))
+    try:
+        returned = function(*arguments)
+    except Exception as error:
+        raise HostError(
+            f"host function {name} raised {type(error).__name__} at {where}: {error}",
+            places=[("called by", call.source)],
+        ) from error
+    here = ChainMap[Any, int](dict(zip(dims, sequence, strict=True)), bounds)  # type: ignore[arg-type]
+    shapes = [(*sizes, *resolve(shape, here)) for shape, _ in call.attributes["out"]]
+    return check_host_results(call, name, where, returned, shapes)
 
 
 def check_host_results(

@@ -16,10 +16,23 @@ import pytest
 import tempo.ops
 import tempo.random
 from tempo.backends.jax.padded import Extent, Padded, jx
+from tempo.errors import ShapeError
 from tempo.graph.node import Primitive
-from tests.backends.primitive_cases import CASES, SIZED, Case, Point, draw
+from tempo.ops import contraction, convolution, elementwise, gathering, indexing, reduction, scan, shaping, sorting
+from tests.backends.primitive_cases import CASES, SIZED, Case, Point, bfloat16, draw
 
 Array = Any
+
+# Those that compute with sizes, not only compare with them.
+BY_PLACE = (
+    shaping.RESHAPE,
+    shaping.CONCATENATE,
+    shaping.FLIP,
+    indexing.SLICE,
+    indexing.PLACE,
+    gathering.TAKE,
+    tempo.random.RANDOM_BITS,
+)
 
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 3e-6, "float64": 1e-13}
 
@@ -147,7 +160,7 @@ def test_as_reference(case):
                 results[-1].append(mapped([], [*arrays[:n], jnp.stack([one, two]), *arrays[n + 1 :]]))
         return results
 
-    for (dtype, arrays, others), found in zip(jobs, compiled([job[1:] for job in jobs]), strict=True):
+    for (dtype, arrays, others), found in zip(jobs, jax.device_get(compiled([job[1:] for job in jobs])), strict=True):
         expected = reference(case, dtype, point, arrays)
         assert found[0].shape == expected.shape
         check(found[0], expected)
@@ -161,28 +174,185 @@ RAGGED = [(case, ragged) for case in CASES for ragged in case.ragged_sets()]
 
 @pytest.mark.parametrize(("case", "ragged"), RAGGED, ids=[f"{case}, {'+'.join(sorted(r))} vary" for case, r in RAGGED])
 def test_padded(case, ragged):
-    """Sizes that depend on the point: traced, one point at a time and vmapped over all of them."""
-    points = case.at(ragged)
-    dtypes = case.padded_dtypes
+    """Sizes that depend on the point: traced at one point, vmapped over several, and numbers (a loop of one step)."""
+    points, dtypes = case.at(ragged), case.padded_dtypes
     runs = [function(case, dtype, ragged) for dtype in dtypes]
-    together = jax.vmap(lambda values, jobs: [run(values, a) for run, a in zip(runs, jobs, strict=True)])
-    plain, inputs = [], []
-    for n, point in enumerate(points):
-        plain.append([operands(case, dtype, point) for dtype in dtypes])
-        inputs.append([lengthened(case, arrays, points, seed=n) for arrays in plain[-1]])
+    plain = [[operands(case, dtype, point) for dtype in dtypes] for point in points]
+    inputs = [[lengthened(case, arrays, points, seed=n) for arrays in plain[n]] for n in range(len(points))]
     values = {name: np.array([p[name] for p in points], np.int32) for name in ragged}
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
 
     @quickly
-    def compiled(values: dict[str, Array], stacked: Any) -> Any:
-        last = jax.tree.map(lambda leaf: leaf[-1], (values, stacked))
-        return together(values, stacked), runs[0](last[0], last[1][0])
+    def compiled(values: dict[str, Array], inputs: Any) -> Any:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *inputs)
+        return (
+            [jax.vmap(run)(values, arrays) for run, arrays in zip(runs, stacked, strict=True)],
+            runs[0]({name: v[0] for name, v in values.items()}, inputs[0][0]),
+            runs[0]({name: points[0][name] for name in ragged}, inputs[0][0]) if case.op in BY_PLACE else None,
+        )
 
-    mapped, single = compiled(values, stacked)
+    mapped, traced, known = jax.device_get(compiled(values, inputs))
     for n, dtype in enumerate(dtypes):
         expected = [reference(case, dtype, p, arrays[n]) for p, arrays in zip(points, plain, strict=True)]
-        if not n:
-            assert single.shape == (tuple(np.max([e.shape for e in expected], axis=0)) if single.ndim else ())
-            check(single, expected[-1])
         for found, wanted in zip(mapped[n], expected, strict=True):
             check(found, wanted)
+        if not n:
+            check(traced, expected[0])
+            assert traced.shape == (tuple(np.max([e.shape for e in expected], axis=0)) if traced.ndim else ())
+            if known is not None:
+                check(known, expected[0])
+
+
+# -- corners --------------------------------------------------------------------------------------------------
+
+
+def whole(*arrays: Array) -> list[Padded]:
+    return [Padded(jnp.asarray(a), a.shape) for a in arrays]
+
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 1e30, -1e30, 1e-30], np.float32)
+ELEMENTWISE = {case.op.name: case for case in CASES if case.op in vars(elementwise).values()}
+# The sign of a zero, which these take from an operand in NumPy, is that of the remainder in JAX.
+UNARY = [c.op for c in ELEMENTWISE.values() if len(c.operands) == 1 and np.float32 in c.dtypes and not c.attributes]
+BINARY = [c.op for c in ELEMENTWISE.values() if len(c.operands) == 2 and np.float32 in c.dtypes]
+
+
+def test_special_values_element_by_element():
+    pairs = np.meshgrid(SPECIAL, SPECIAL)
+
+    @quickly
+    def compiled(x: Array, a: Array, b: Array) -> Any:
+        return [op.jax(jx, *whole(x)) for op in UNARY], [op.jax(jx, *whole(a, b)) for op in BINARY]
+
+    unary, binary = jax.device_get(compiled(SPECIAL, *pairs))
+    for op, found in zip([*UNARY, *BINARY], [*unary, *binary], strict=True):
+        arrays = [SPECIAL] if op in UNARY else pairs
+        with np.errstate(all="ignore"):
+            expected = op.reference(*arrays)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=op.name)
+
+
+def test_integers_divided_by_zero_are_zero():
+    for dtype in (np.int32, np.int8, np.uint8):
+        a, b = np.array([7, 0, 3], dtype), np.array([0, 0, 2], dtype)
+        for op in (elementwise.FLOOR_DIVIDE, elementwise.MOD):
+            check(op.jax(jx, *whole(a, b)), op.reference(a, b))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+def test_nan_and_infinity_are_ordered_before_padding(dtype):
+    rows = [
+        [np.nan, np.inf, np.nan, -np.inf, np.inf],
+        [-np.inf, -np.inf, -np.inf, -np.inf, -np.inf],
+        [np.inf, np.inf, np.nan, np.inf, np.inf],
+        [0.0, -0.0, 0.0, -0.0, 1.0],
+    ]
+    x = np.array(rows).astype(dtype)
+    jobs = [
+        *((sorting.ARGSORT, {"axis": 1, "descending": d, "count": 5}) for d in (False, True)),
+        *((op, {"axis": 1}) for op in (reduction.ARGMAX, reduction.ARGMIN)),
+        *((op, {"axes": (1,), "initial": None}) for op in (reduction.MAX, reduction.MIN)),
+        *((op, {"axis": 1, "reverse": r}) for op in (scan.CUMMAX, scan.CUMMIN, scan.CUMSUM) for r in (False, True)),
+    ]
+
+    @quickly
+    def compiled(x: Array, size: Array) -> Any:
+        return [op.jax(jx, Padded(x, (4, Extent(size, 8))), **attributes) for op, attributes in jobs]
+
+    for fill in (np.nan, np.inf, -np.inf, 0):
+        longer = np.concatenate([x, np.full((4, 3), fill, dtype)], 1)
+        for (op, attributes), found in zip(jobs, jax.device_get(compiled(longer, 5)), strict=True):
+            check(found, op.reference(x, **attributes))
+
+
+def test_half_precision_is_accumulated_in_single():
+    ones = np.ones(3000, bfloat16)
+    nothing, zeros = np.zeros(1, bfloat16), np.zeros(3000, np.int32)
+    sums = [
+        reduction.SUM.jax(jx, *whole(ones), axes=(0,)),
+        scan.CUMSUM.jax(jx, *whole(ones), axis=0, reverse=False)[-1],
+        scan.LINEAR_SCAN.jax(jx, *whole(ones, ones), axis=0, reverse=False)[-1],
+        contraction.EINSUM.jax(jx, *whole(ones, ones), subscripts="i,i->"),
+        gathering.SCATTER_ADD.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
+        gathering.SCATTER_ADD_ALONG_AXIS.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
+    ]
+    assert [float(s) for s in sums] == [float(bfloat16(3000))] * len(sums)
+
+
+def test_small_integers_index_long_axes():
+    x = np.arange(1000)
+    indices = np.array([-1, 5, -128], np.int8)
+    np.testing.assert_array_equal(gathering.TAKE.jax(jx, *whole(x, indices), axis=0), x[[-1, 5, -128]])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.op.name in ("max", "argmax", "argsort", "sum", "linear_scan")], ids=str)
+def test_axes_of_no_length(case):
+    """An axis may be empty at all points; what comes out of it is never looked at, but has its shape."""
+    point = {"n": 0, "m": 0}
+    dtype = case.dtypes[0]
+    arrays = operands(case, dtype, point)
+    attributes = resolved(case, dtype, lambda size: 0)
+    found = case.op.jax(jx, *(Padded(jnp.asarray(a), a.shape) for a in arrays), **attributes)
+    assert 0 in found.shape or found.size
+
+
+def test_taking_from_an_axis_of_no_length():
+    x, indices = np.zeros((2, 0), np.float32), np.zeros((2, 3), np.int32)
+    assert gathering.TAKE.jax(jx, *whole(x, indices), axis=1).shape == (2, 2, 3)
+    assert gathering.TAKE_ALONG_AXIS.jax(jx, *whole(x, indices), axis=1).shape == (2, 3)
+
+
+def test_concatenate_is_as_long_as_its_operands_may_be():
+    """The whole always has 5 elements, which only whoever knows the expressions can tell."""
+
+    @jax.jit
+    def compiled(t: Array) -> Array:
+        a = Padded(jnp.array([1, 2, 3, 4, 5]), (Extent(t, 5),))
+        b = Padded(jnp.array([6, 7, 8, 9, 10]), (Extent(5 - t, 5),))
+        return shaping.CONCATENATE.jax(jx, a, b, axis=0)
+
+    assert compiled(2).shape == (10,)
+    assert jx.fit(compiled(2), (5,)).tolist() == [1, 2, 6, 7, 8]
+    assert jx.fit(compiled(0), (5,)).tolist() == [6, 7, 8, 9, 10]
+
+
+def test_a_product_with_weights_is_one_matrix_product():
+    """A vmap over points, with weights that do not depend on them, makes no batched product."""
+
+    def product(x: Array, w: Array) -> Array:
+        return contraction.EINSUM.jax(jx, *whole(x, w), subscripts="a,ab->b")
+
+    x, w = jnp.zeros((7, 3), np.float32), jnp.zeros((3, 4), np.float32)
+    text = jax.jit(jax.vmap(jax.vmap(product, (0, None)), (0, None))).lower(x[None], w).as_text()
+    (line,) = [line for line in text.splitlines() if "dot_general" in line]
+    assert "batching_dims" not in line
+    assert "contracting_dims = [2] x [0]" in line
+    assert "precision = [HIGHEST, HIGHEST]" in line
+
+
+def test_reshape_without_a_gather():
+    """Where a padded axis stays in front of what it is joined with or split from, nothing moves."""
+
+    def gathers(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+        def run(n: Array, x: Array) -> Array:
+            names = {"n": Extent(n, 5), "2n": Extent(2 * n, 10)}
+            sizes, shape = (tuple(names.get(s, s) for s in t) for t in (before, after))
+            return shaping.RESHAPE.jax(jx, Padded(x, sizes), shape=shape)
+
+        most = {"n": 5, "2n": 10}
+        return "gather" in str(jax.make_jaxpr(run)(3, np.zeros([most.get(s, s) for s in before])))
+
+    assert not gathers(("n", 2, 3), ("n", 6))
+    assert not gathers((2, "n", 6), (2, "2n", 3))
+    assert not gathers(("n", 1, "n", 2), (1, "n", "2n"))
+    assert gathers((2, "n"), ("2n",))
+
+
+def test_convolution_along_a_padded_axis():
+    x = Padded(jnp.zeros((1, 1, 8)), (1, 1, Extent(jnp.int32(5), 8)))
+    w = Padded(jnp.zeros((1, 1, 3)), (1, 1, 3))
+    with pytest.raises(ShapeError) as error:
+        convolution.CONVOLUTION.jax(jx, x, w, strides=(1,), dilations=(1,), groups=1)
+    assert str(error.value) == (
+        "convolution: an axis that the window moves along, or that is cut into groups, has a size that depends on the "
+        "point\n  hint: give it a fixed size first, e.g. tp.pad(x, {2: (0, T - x.shape[2])})"
+    )

@@ -1,4 +1,4 @@
-"""The examples, against the same mathematics written in plain NumPy and JAX: values and gradients, in float64.
+"""The examples, against the same mathematics in plain NumPy and JAX: values and gradients, in float64.
 
 Every test builds the very program that the example's file shows.
 """

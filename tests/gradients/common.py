@@ -35,8 +35,9 @@ def check(
     reference: Callable[..., Array],
     **inputs: Array,
 ) -> None:
-    """The loss of a program against ``reference(**inputs)``, in three ways: its value, its gradients with respect
-    to the inputs named in ``wrt``, and the gradients of their squared norm, which go through the adjoints themselves.
+    """The loss of a program against ``reference(**inputs)``, in three ways: its value, its gradients with
+    respect to the inputs named in ``wrt``, and the gradients of their squared norm, which go
+    through the adjoints.
     """
     with prog:
         gradients = tp.grad(loss, wrt)

@@ -108,7 +108,6 @@ def test_the_first_case_that_matches_wins() -> None:
         h[2] = 10 * x[0]
         h[t < 3] = x[t] ** 2
         h[t >= T - 1] = tp.sin(x[t])
-        h[1] = 1000 * x[0]  # never applies: 1 < 3
         h[t] = h[t - 1] * x[t] + x[t - 3]
         return tp.sum(h[0:T] ** 2)
 
@@ -262,7 +261,7 @@ def test_forth_and_back() -> None:
 
 
 def test_points_where_an_operation_has_no_value_are_not_asked_for() -> None:
-    """x[0] * h[t - 1] exists for t >= 1 only, x[0] * x[t + 1] ** 3 up to T - 2: gradients must look no further."""
+    """x[0] * h[t - 1] exists from t = 1, x[0] * x[t + 1] ** 3 up to T - 2: gradients must look no further."""
 
     def write(h: Tensor, x: Tensor, t: Any, T: Any) -> Tensor:
         step = x[0] * h[t - 1]

@@ -1,5 +1,5 @@
-"""What exactly is differentiated: dims that the loss and the tensor share are held at the same point, dims that only
-the loss has are summed over, everything else flows."""
+"""What exactly is differentiated: dims that the loss and the tensor share are held at the same point, dims
+that only the loss has are summed over, everything else flows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -225,7 +225,7 @@ def test_two_players_in_turn() -> None:
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_loss_that_also_sees_older_weights(stopped: bool) -> None:
-    """Every third iteration's weights; in that iteration they are the present ones, and flow unless stopped."""
+    """Those of every third iteration: there they are the present ones, and count unless stopped."""
     with tp.Program() as prog:
         i, I = prog.dim("i")
         x = prog.input("x", domain=(i,), dtype=F64)

@@ -208,15 +208,15 @@ UNCONNECTED: dict[str, Callable[..., Tensor]] = {
     "where the greatest is": lambda x, y, t, T: tp.sum(y[0].take(tp.argmax(x[0]))),
     "a comparison": lambda x, y, t, T: tp.sum(tp.where(x > y, y, 2 * y)[0:T]),
     "floor": lambda x, y, t, T: tp.sum(tp.floor(x)[0:T]),
-    "a case that never applies": lambda x, y, t, T: never(x, y, t)[0],
+    "a case that does not apply here": lambda x, y, t, T: by_cases(x, y, t)[1],
     "earlier steps": lambda x, y, t, T: tp.where(t > 0, tp.sum(x[tp.max(t - 1, 0)]), 0),
 }
 
 
-def never(x: Tensor, y: Tensor, t: Any) -> Tensor:
+def by_cases(x: Tensor, y: Tensor, t: Any) -> Tensor:
     h = x.program.recurrent("h", domain=(t,), dtype=F64)
-    h[t >= 0] = tp.sum(y)
-    h[1] = tp.sum(x[0])
+    h[t < 2] = tp.sum(y)
+    h[t] = tp.sum(x) + h[t - 1]
     return h
 
 

@@ -84,8 +84,8 @@ def most(a: Any, b: Any) -> Any:
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else tp.max(a, b)
 
 
-# x is read at steps first <= t < T - cut. Over a dim of its own, k, it has 12 steps. The same function reads the
-# tensor, t and T being symbols, and the array, t and T being integers.
+# x's dim, first, cut, read: x is read at steps first <= t < T - cut. Over a dim of its own, k, x has 12 steps.
+# The same function reads the tensor, t and T being symbols, and the array, t and T being integers.
 READS: dict[str, tuple[str, int, int, Callable[[Any, Any, Any], Any]]] = {
     "here": ("t", 0, 0, lambda x, t, T: x[t]),
     "step before": ("t", 1, 0, lambda x, t, T: x[t - 1]),
@@ -177,7 +177,8 @@ def test_read_in_a_recurrence(name: str) -> None:
         h = prog.recurrent("h", domain=(t,), dtype=F64)
         h[-1] = 1.0
         h[(t >= first) & (t < T - cut)] = h[t - 1] * tp.cos(score(read(x, t, T)))
-        h[t] = 0.5 * h[t - 1]
+        if first or cut:
+            h[t] = 0.5 * h[t - 1]
         loss = h[T - 1] + tp.sum(h[0:T] ** 2)
 
     shape = (5 if over == "t" else 12, 2)

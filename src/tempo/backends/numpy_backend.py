@@ -7,14 +7,14 @@ that what it gets wrong is wrong in the schedule or in the storage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tempo.graph.node import Case, Edge, Graph, Node
-from tempo.graph.structural import INPUT, RECURRENT
-from tempo.reference import resolve
+from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
+from tempo.reference import Record, call_host, resolve
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.schedule.storage import Latest, Storage
@@ -39,24 +39,61 @@ class NumpyMachine:
         self.storage = storage
         self.numbers = numbers
         self.inputs = inputs
+        self.calls: dict[Node, tuple[Array, ...]] = {}
         self.stores = {node: np.zeros(s.shape, node.dtype) for node, s in storage.stores.items()}
 
-    def run(self) -> dict[str, Array]:
-        for tree in self.schedule.trees:
-            self.execute(tree, {})
-        return {name: self.output(name, edge) for name, edge in self.graph.outputs.items()}
+    def run(self) -> tuple[dict[str, Array], dict[str, list[Record]]]:
+        """Outputs and everything emitted."""
+        emitted: dict[str, list[Record]] = {name: [] for name in self.graph.emits}
+        outputs: dict[str, Array] = {}
+        for name, record in self.stream(outputs):
+            emitted[name].append(record)
+        return outputs, emitted
 
-    def execute(self, tree: Tree, at: dict[Any, int]) -> None:
+    def stream(self, outputs: dict[str, Array]) -> Iterator[tuple[str, Record]]:
+        """What the program emits, as it does; its outputs are in ``outputs`` when all is done."""
+        for tree in self.schedule.trees:
+            yield from self.execute(tree, {})
+        outputs.update({name: self.output(name, edge) for name, edge in self.graph.outputs.items()})
+
+    def execute(self, tree: Tree, at: dict[Any, int]) -> Iterator[tuple[str, Record]]:
         if isinstance(tree, Loop):
             for step in tree.steps:
                 for inner in tree.body:
-                    self.execute(inner, {**at, tree.dim: step})
+                    yield from self.execute(inner, {**at, tree.dim: step})
         else:
             self.compute(tree, at)
+            yield from self.emit(tree.node, at)
+
+    def emit(self, node: Node, at: Mapping[Any, int]) -> Iterator[tuple[str, Record]]:
+        names = [name for name, edge in self.graph.emits.items() if edge.node is node]
+        spans = [range(at[d], at[d] + 1) if d in at else range(*self.schedule.steps(node, d)) for d in node.domain]
+        for name in names:
+            for point in itertools.product(*spans):
+                here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
+                value = self.read(self.graph.emits[name], here)
+                yield name, Record({d.name: p for d, p in zip(node.domain, point, strict=True)}, value)
+
+    def call(self, node: Node, at: Mapping[Any, int]) -> None:
+        """A host call, for all points of its batch."""
+        batch, sequence = node.attributes["batch"], node.attributes["sequence"]
+        sizes = tuple(d.bound.evaluate(self.numbers) for d in batch)
+        arguments = []
+        for edge in node.edges:
+            rows = [
+                self.read(edge, {**self.numbers, **at, **dict(zip(batch, p, strict=True))}) for p in np.ndindex(*sizes)
+            ]
+            stacked = np.stack(rows).reshape((*sizes, *rows[0].shape))
+            arguments.append(stacked[tuple(slice(None) if d in edge.domain else 0 for d in batch)])
+        point = tuple(at[d] for d in sequence)
+        self.calls[node] = call_host(node, arguments, sizes, point, self.numbers)
 
     def compute(self, statement: Compute, at: Mapping[Any, int]) -> None:
         """One node at the loops' steps and at all steps of its other dims where it is needed."""
         node = statement.node
+        if node.op is HOST:
+            self.call(node, at)
+            return
         spans = self.schedule.spans[node]
         choices = []
         for d in node.domain:
@@ -75,6 +112,9 @@ class NumpyMachine:
     def value(self, statement: Compute, node: Node, here: Mapping[Any, int]) -> Array | None:
         if node.op is INPUT:
             return self.inputs[node.attributes["input"]][tuple(here[d] for d in node.domain)]
+        if node.op is HOST_RESULT:
+            call = node.edges[0].node
+            return self.calls[call][node.attributes["position"]][tuple(here[d] for d in call.attributes["batch"])]
         if node.op is RECURRENT:
             cases = self.graph.cases[node]
             applies: Case | None = next((cases[n] for n in statement.cases if cases[n].region.evaluate(here)), None)

@@ -128,8 +128,8 @@ def _concatenate_jax(jx: Jx, *operands: Padded, axis: int) -> Any:
     """As long as all operands padded: where the true size of the whole is known to be less, the end is padding."""
     result = jx.np.concatenate([x.array for x in operands], axis)
     start: Any = 0
-    for x in operands:
-        if not isinstance(start, int):
+    for n, x in enumerate(operands):
+        if any(axis in before.ragged for before in operands[:n]):
             # Over the padding of what came before.
             result = jx.lax.dynamic_update_slice_in_dim(result, x.array, start, axis)
         start = start + jx.true(x.sizes[axis])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,8 @@ from tempo.analysis import check_program
 from tempo.backends.numpy_backend import NumpyMachine
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph
-from tempo.graph.structural import HOST
-from tempo.passes import apply_passes
-from tempo.reference import Result, check_bounds, check_inputs
+from tempo.passes import apply_passes, with_own_emits
+from tempo.reference import Record, Result, check_bounds, check_inputs
 from tempo.schedule.loops import schedule
 from tempo.schedule.looptree import show
 from tempo.schedule.storage import plan_storage
@@ -50,7 +49,7 @@ class Executable:
         with self.timed("analysis"):
             check_program(graph, bounds)
         with self.timed("passes"):
-            self.graph = apply_passes(graph, skip)
+            self.graph = with_own_emits(apply_passes(graph, skip))
         with self.timed("schedule"):
             self.schedule = schedule(self.graph, self.numbers)
         with self.timed("storage"):
@@ -67,10 +66,26 @@ class Executable:
         seed = self.seed if seed is None else seed
         # Arrays that live on a device stay there; everything else is checked and converted as NumPy arrays.
         arrays = check_inputs(self.source, self.numbers, inputs, seed)
+        outputs, emitted = self.machine(arrays).run() if self._machine is None else self._machine.run(arrays)
+        return Result({name: np.asarray(array) for name, array in outputs.items()}, emitted)
+
+    def stream(self, seed: int | None = None, **inputs: Any) -> Stream:
+        """Run the program and iterate over what it emits, as it does: ``for record in run.stream(x=data)``.
+
+        A record has the ``name`` of what was emitted, the ``point`` and the ``value``. When the iteration is over, the
+        stream's ``result`` has the outputs.
+        """
+        seed = self.seed if seed is None else seed
+        arrays = check_inputs(self.source, self.numbers, inputs, seed)
+        outputs: dict[str, Any] = {}
         if self._machine is None:
-            machine = NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
-            return Result(machine.run(), {})
-        return Result({k: np.asarray(v) for k, v in self._machine.run(arrays).items()}, {})
+            records = self.machine(arrays).stream(outputs)
+        else:
+            records = self._machine.stream(arrays, outputs)
+        return Stream(records, outputs)
+
+    def machine(self, arrays: Mapping[str, Any]) -> NumpyMachine:
+        return NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
 
     def timed(self, phase: str) -> _Timer:
         return _Timer(self.seconds, phase)
@@ -90,6 +105,28 @@ class Executable:
         return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
 
 
+class Stream:
+    """What a running program emits."""
+
+    def __init__(self, records: Iterator[tuple[str, Record]], outputs: dict[str, Any]) -> None:
+        self._records = records
+        self._outputs = outputs
+        self.result: Result | None = None
+
+    def __iter__(self) -> Iterator[Emitted]:
+        for name, record in self._records:
+            yield Emitted(name, record.point, record.value)
+        self.result = Result({name: np.asarray(array) for name, array in self._outputs.items()}, {})
+
+
+class Emitted(NamedTuple):
+    """One emitted value."""
+
+    name: str
+    point: Mapping[str, int]
+    value: np.ndarray[Any, Any]
+
+
 class _Timer:
     def __init__(self, seconds: dict[str, float], phase: str) -> None:
         self.seconds = seconds
@@ -104,15 +141,8 @@ class _Timer:
 
 def _check_supported(graph: Graph) -> None:
     """What only the reference interpreter runs so far."""
-    if any(node.op is HOST for node in graph.nodes):
-        what = "calls host functions"
-    elif graph.stops:
-        what = "has a stop condition"
-    elif graph.emits:
-        what = "emits values"
-    else:
-        return
-    raise ProgramError(
-        f"program '{graph.name}' {what}, which compiled programs cannot do yet",
-        hint="prog.evaluate(...) runs it on the reference interpreter",
-    )
+    if graph.stops:
+        raise ProgramError(
+            f"program '{graph.name}' has a stop condition, which compiled programs cannot have yet",
+            hint="prog.evaluate(...) runs it on the reference interpreter",
+        )

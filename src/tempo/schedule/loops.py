@@ -21,7 +21,8 @@ from tempo.analysis.causality import components, steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.graph.node import Edge, Graph, Node
-from tempo.graph.structural import INPUT, RECURRENT
+from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.traversal import reachable
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
@@ -145,6 +146,8 @@ class _Builder:
         self.numbers = numbers
         self.places: dict[Node, set[Place]] = {}
         self.loops = 0
+        # What is handed out while the program runs, and all that only it needs, is computed when its operands are.
+        self.at_once = set(reachable([e.node for e in (*graph.emits.values(), *graph.stops.values())], {}))
         self.spans = {
             node: {d: span(points, d.name) or (0, -1) for d in node.domain} for node, points in needed.items()
         }
@@ -217,7 +220,8 @@ class _Builder:
                 group = joins(node, operands)
                 largest = max((self.bytes(p) for p, _ in operands), default=0)
                 shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node)
-                if group is not None and (shrinks or largest > KEEP_BYTES):
+                at_once = node in self.at_once or node.op is HOST_RESULT
+                if group is not None and (at_once or shrinks or largest > KEEP_BYTES):
                     unit.family, unit.backwards = group.family, group.backwards
         for unit in reversed(units):
             (node, *others) = unit.nodes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.graph.node import Graph, Node
+from tempo.graph.structural import HOST
 from tempo.schedule.loops import Dependence, Place, Schedule
 from tempo.symbolic import Dim, Expr, as_expr
 from tempo.symbolic.intervals import interval
@@ -95,9 +96,11 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
     readers: dict[Node, list[Dependence]] = {}
     for dependence in schedule.dependences:
         readers.setdefault(dependence.producer, []).append(dependence)
-    results = {edge.node for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values())}
+    results = {edge.node for edge in (*graph.outputs.values(), *graph.stops.values())}
     stores = {}
     for node in schedule.places:
+        if node.op is HOST:
+            continue
         ranges = {d: schedule.steps(node, d) for d in node.domain}
         kept: dict[Dim, Keeping] = {}
         for d in node.domain:

@@ -74,7 +74,7 @@ class Expressions(Reader):
             )
         if dtype == "int32":
             return ["leaf", "steps", "whole", "whole", "reduced", "taken", "chosen", "rearranged"] + (
-                ["steps"] if self.smooth else ["converted", "position", "position"]
+                ["steps"] if self.smooth else ["converted", "position", "position", "position"]
             )
         return ["leaf", "condition", "compared", "compared", "logic", "reduced", "chosen"]
 
@@ -132,8 +132,8 @@ class Expressions(Reader):
             assert isinstance(size, int)
             key = (self.choices.integer(0, size - 1),)
             return self.fit(self.apply("space", [value], rest, value.dtype, value.bound, key=key), shape)
-        bound = value.bound * (size if isinstance(size, int) else 5)
-        reduced = self.apply(kind, [value], rest, value.dtype, max(bound, 1.0), axis=0)
+        bound = 1.0 if kind == "any" else value.bound * (size if isinstance(size, int) else 6)
+        reduced = self.apply(kind, [value], rest, value.dtype, bound, axis=0)
         return self.fit(self.bounded(reduced, LARGEST), shape)
 
     # -- leaves -----------------------------------------------------------------------------------------
@@ -319,33 +319,53 @@ class Expressions(Reader):
         if not shape:
             size = self.choices.integer(2, 3)
             x = self.value(scope, (size,), dtype, depth)
-            key = (self.choices.integer(-size, size - 1),)
-            return self.apply("space", [x], (), dtype, x.bound, key=key)
-        if len(shape) == 2 and self.choices.boolean(0.3):
-            turned = self.value(scope, (shape[1], shape[0]), dtype, depth)
-            return self.apply("transpose", [turned], shape, dtype, turned.bound)
-        name = self.choices.choice(("flip", "roll", "stack", "concatenate", "reshape", "pad", "space"))
+            return self.apply("space", [x], (), dtype, x.bound, key=(self._place_in(scope, size),))
         size = shape[0]
         assert isinstance(size, int)
-        if name in ("stack", "concatenate"):
-            row = shape[1:] if name == "stack" else (1, *shape[1:])
-            rows = [self.value(scope, row, dtype, 0) for _ in range(size)]
-            return self.apply(name, rows, shape, dtype, max(r.bound for r in rows), axis=0)
-        if name == "pad":
-            x = self.value(scope, (size - 1, *shape[1:]), dtype, depth)
-            width = ((1, 0), *((0, 0) for _ in shape[1:]))
-            return self.apply(name, [x], shape, dtype, x.bound, pad_width=width)
-        if name == "space":
-            x = self.value(scope, (size + 1, *shape[1:]), dtype, depth)
-            return self.apply(name, [x], shape, dtype, x.bound, key=((1, None, None),))
+        rest = shape[1:]
+        names = ["flip", "roll", "stack", "concatenate", "reshape", "pad", "space", "window", "repeat", "tile"]
+        names += ["transpose"] * 3 * (len(shape) == 2) + ([] if self.smooth or dtype == "bool" else ["top_k"])
+        name = self.choices.choice(names)
+        match name:
+            case "transpose":
+                x = self.value(scope, (shape[1], size), dtype, depth)
+                return self.apply(name, [x], shape, dtype, x.bound)
+            case "stack" | "concatenate":
+                row = rest if name == "stack" else (1, *rest)
+                rows = [self.value(scope, row, dtype, 0) for _ in range(size)]
+                return self.apply(name, rows, shape, dtype, max(r.bound for r in rows), axis=0)
+            case "pad":
+                x = self.value(scope, (size - 1, *rest), dtype, depth)
+                return self.apply(name, [x], shape, dtype, x.bound, pad_width=((1, 0), *((0, 0) for _ in rest)))
+            case "space" | "window":
+                x = self.value(scope, (size + 1, *rest), dtype, depth)
+                key: Any = (1, None)
+                if name == "window" and scope.dims:
+                    start = Symbol(self.choices.choice(scope.dims)) % 2
+                    key = (start, start + size)
+                return self.apply("space", [x], shape, dtype, x.bound, key=(key,))
+            case "repeat" | "tile":
+                x = self.value(scope, (1, *rest), dtype, depth)
+                how: dict[str, Any] = {"repeats": size, "axis": 0}
+                if name == "tile":
+                    how = {"reps": (size, *(1 for _ in rest))}
+                return self.apply(name, [x], shape, dtype, x.bound, **how)
+            case "top_k":
+                x = self.value(scope, (size + 1, *rest), dtype, depth)
+                return self.apply(name, [x], shape, dtype, x.bound, k=size, axis=0)
+            case "reshape":
+                flat = math.prod(s for s in shape if isinstance(s, int))
+                x = self.value(scope, (flat,), dtype, depth)
+                return self.apply(name, [x], shape, dtype, x.bound, shape=shape)
         x = self.value(scope, shape, dtype, depth)
-        if name == "reshape":
-            flat = math.prod(s for s in shape if isinstance(s, int))
-            x = self.apply(name, [x], (flat,), dtype, x.bound, shape=(flat,))
-            return self.apply(name, [x], shape, dtype, x.bound, shape=shape)
-        if name == "roll":
-            return self.apply(name, [x], shape, dtype, x.bound, shift=1, axis=0)
-        return self.apply(name, [x], shape, dtype, x.bound, axis=0)
+        shift = {"shift": 1} if name == "roll" else {}
+        return self.apply(name, [x], shape, dtype, x.bound, **shift, axis=0)
+
+    def _place_in(self, scope: Scope, size: int) -> int | Term:
+        """A place along an axis: a number, from either end, or a term of the dims."""
+        if scope.dims and self.choices.boolean(0.3):
+            return Symbol(self.choices.choice(scope.dims)) % size
+        return self.choices.integer(-size, size - 1)
 
     def _contracted(self, scope: Scope, shape: Shape, dtype: str, depth: int) -> Value:
         """A matrix product, or an einsum."""

@@ -40,8 +40,9 @@ class _Generator(Recurrences):
         for _ in range(self.choices.integer(1, 3)):
             self.draw_input()
         blocks = (
-            [self.draw_let, self.draw_recurrent, self.draw_recurrent, self.draw_let, self.draw_recurrent]
-            + [self.draw_mutual, self.draw_state, self.draw_sequence, self.draw_random]
+            [self.draw_let, self.draw_recurrent, self.draw_view, self.draw_let, self.draw_sequence]
+            + [self.draw_recurrent] * 3
+            + [self.draw_mutual, self.draw_mutual, self.draw_state, self.draw_random]
             + [self.draw_growing, self.draw_training]
         )
         for _ in range(self.choices.integer(1, 3)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tempo.testing.expressions import LARGEST
-from tempo.testing.reading import Height, Place, Scope, Tensor
+from tempo.testing.expressions import LARGEST, is_symbolic
+from tempo.testing.reading import Height, Place, Scope, Tensor, Value
 from tempo.testing.recipe import (
     Assignment,
     Case,
@@ -45,13 +45,15 @@ class Recurrences(Statements):
         domain = self.domain() or self.all[:1]
         order = self._permutation(domain)
         self.directions = {d: self.choices.choice((1, 1, -1)) for d in order}
-        plans = []
+        plans: list[tuple[Tensor, list[Key], Assignment]] = []
         first = len(self.tensors)
         for position in range(count):
             keys = self._possible(domain, self._keys(domain, order))
             where = assignment(tuple(self.dims.values()), domain, keys)
             heights = {p: self._member_height(domain, order, p, position) for p in where}
-            type = Type(domain, self.choices.choice(SHAPES), self.dtype())
+            # Members of one dtype read each other more often.
+            same = plans[0][0].type.dtype if plans and self.choices.boolean(0.7) else self.dtype()
+            type = Type(domain, self.choices.choice(SHAPES), same)
             tensor = Tensor(
                 self.name("y"), type, frozenset(where), SMALL.get(type.dtype, 2.0), "recurrent", heights
             )
@@ -136,7 +138,22 @@ class Recurrences(Statements):
             )
             depth = self.choices.integer(0, 1) if n < len(keys) - 1 else self.choices.integer(1, 2)
             value = self.value(scope, tensor.type.shape, tensor.type.dtype, depth)
+            if n == len(keys) - 1 and not self.choices.boolean(0.15):
+                value = self._with_member(scope, value)
             self.add(Case(tensor.name, key, self.bounded(value, tensor.bound).expression))
+
+    def _with_member(self, scope: Scope, value: Value) -> Value:
+        """The value joined with one of the tensors that are being defined, if one can be read."""
+        members = [x for x in self.candidates(value.dtype) if x.heights is not None and not is_symbolic(x.type.shape)]
+        found = self.read(scope, self.choices.choice(members)) if members else None
+        if found is None:
+            return value
+        member = self.cast(self.fit(found, value.shape), value.dtype)
+        if value.dtype == "bool":
+            return self.apply("^", [member, value], value.shape, "bool", 1.0)
+        sign = self.choices.choice(("+", "-", "*"))
+        bound = member.bound * value.bound if sign == "*" else member.bound + value.bound
+        return self.apply(sign, [member, value], value.shape, value.dtype, bound)
 
     def draw_growing(self) -> None:
         """A tensor that gets longer with every step."""

@@ -82,6 +82,15 @@ class Statements(Sequences):
         shape, dtype = self.choices.choice(SHAPES), self.dtype()
         self.bind(scope, self.value(scope, shape, dtype, self.choices.integer(1, 2)))
 
+    def draw_view(self) -> None:
+        """``a = x[...]``: another name for a part of a tensor, to be indexed again."""
+        scope = self.open_scope()
+        tensor = self.choices.choice([x for x in self.tensors if x.type.domain] or self.tensors)
+        sliced = 1 if tensor.type.domain and self.choices.boolean(0.3) else 0
+        found = self.read(scope, tensor, sliced)
+        if found is not None:
+            self.bind(scope, found)
+
     def draw_sequence(self) -> None:
         """``a = ...`` with an axis of symbolic size."""
         scope = self.open_scope()
@@ -212,7 +221,7 @@ class Statements(Sequences):
         return x
 
     def differentiable(self, loss: Tensor) -> list[Tensor]:
-        """The tensors that the loss depends on (and one that it may not), of which there are gradients."""
+        """The tensors that the loss depends on (and a few others), of which there are gradients."""
         needed = {loss.name}
         size = 0
         while size < len(needed):
@@ -220,12 +229,17 @@ class Statements(Sequences):
             for s in self.statements:
                 if needed & set(defines(s)):
                     needed |= used(s)
+        kinds = ["input", "recurrent", "state", "nested state"]
+        # A gradient may be computed from the result of an operation (that of tanh is) or from its operands: how it
+        # depends on the result, as if that were a variable of its own, is not defined.
+        if not any(isinstance(s, Gradients) and set(s.names) & needed for s in self.statements):
+            kinds.append("let")
         return [
             x
             for x in self.tensors
             if (x.name in needed or self.choices.boolean(0.03))
             and x.name != loss.name
-            and x.kind in ("input", "recurrent", "state", "nested state", "let")
+            and x.kind in kinds
             and is_float(x.type.dtype)
             and not is_symbolic(x.type.shape)
         ]

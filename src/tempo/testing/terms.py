@@ -150,6 +150,8 @@ class Extremum(Term):
         return Extremum(self.kind, tuple(a.substitute(replacement) for a in self.arguments))
 
     def __str__(self) -> str:
+        if not self.symbols():  # of numbers alone, tp.min and tp.max are functions of tensors
+            return str(self.evaluate({}))
         return f"tp.{self.kind}({', '.join(map(str, self.arguments))})"
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols
-from tempo.graph.structural import INPUT, RECURRENT
+from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
 from tempo.schedule.storage import Latest, Storage, extent
@@ -44,26 +44,41 @@ class Lowering:
         self.numbers = dict(numbers)
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        state: State = {}
+        """A whole program without host calls: outputs from inputs."""
+        state = self.load(inputs)
         for tree in self.schedule.trees:
-            self.execute(tree, state, {}, inputs)
+            self.execute(tree, state, {})
+        return self.outputs(state)
+
+    def load(self, inputs: Mapping[str, Array]) -> State:
+        """The stores of the inputs."""
+        state: State = {}
+        for node in self.schedule.places:
+            if node.op is INPUT:
+                array = jnp.asarray(inputs[node.attributes["input"]])
+                for axis, d in enumerate(node.domain):
+                    start, stop = self.schedule.steps(node, d)
+                    array = shifted(array, axis, start, stop - start)
+                state[node] = array
+        return state
+
+    def outputs(self, state: State) -> dict[str, Array]:
         return {name: self.output(name, edge, state) for name, edge in self.graph.outputs.items()}
 
     # -- control ---------------------------------------------------------------------------------------------
 
-    def execute(self, tree: Tree, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
+    def execute(self, tree: Tree, state: State, at: Mapping[Dim, Any]) -> None:
         """Run a tree, writing what it computes into ``state``."""
         if isinstance(tree, Compute):
-            self.compute(tree, state, at, inputs)
+            self.compute(tree, state, at)
         elif tree.stop - tree.start == 1:
             for inner in tree.body:
-                self.execute(inner, state, {**at, tree.dim: tree.start}, inputs)
+                self.execute(inner, state, {**at, tree.dim: tree.start})
         else:
-            self.loop(tree, state, at, inputs)
+            self.loop(tree, state, at)
 
-    def loop(self, tree: Loop, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
-        carried = [c.node for c in computes(tree.body) if self.is_carried(c.node, at)]
-        carried = list(dict.fromkeys(carried))
+    def loop(self, tree: Loop, state: State, at: Mapping[Dim, Any]) -> None:
+        carried = list(dict.fromkeys(c.node for c in computes(tree.body) if self.is_carried(c.node)))
         for node in carried:
             if node not in state:
                 state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
@@ -72,13 +87,13 @@ class Lowering:
             inner = {**state, **dict(zip(carried, arrays, strict=True))}
             step = tree.stop - 1 - k if tree.backwards else tree.start + k
             for t in tree.body:
-                self.execute(t, inner, {**at, tree.dim: step}, inputs)
+                self.execute(t, inner, {**at, tree.dim: step})
             return [inner[node] for node in carried]
 
         arrays = lax.fori_loop(0, tree.stop - tree.start, body, [state[node] for node in carried])
         state.update(zip(carried, arrays, strict=True))
 
-    def is_carried(self, node: Node, at: Mapping[Dim, Any]) -> bool:
+    def is_carried(self, node: Node) -> bool:
         """Whether a node's store outlives an iteration of the loop that computes it."""
         kept = self.storage.stores[node].dims
         return any(not isinstance(kept[d], Latest) and self.is_looped(node, d) for d in node.domain)
@@ -93,17 +108,15 @@ class Lowering:
         here = {d: at[d.origin] - d.start.evaluate(self.numbers) for d in node.domain if d.origin in at}
         return Block(here, ranges, self.numbers)
 
-    def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any], inputs: Mapping[str, Array]) -> None:
+    def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
         block = self.block(node, at)
         if node.op is INPUT:
-            array = jnp.asarray(inputs[node.attributes["input"]])
-            for axis, d in enumerate(node.domain):
-                start, stop = block.ranges[d]
-                array = shifted(array, axis, start, stop - start)
-            value = Value(array, block.dims)
-        elif node.op is RECURRENT:
+            return
+        if node.op is RECURRENT:
             value = self.choose(statement, state, block)
+        elif node.op is HOST_RESULT:
+            value = Value(state[node.edges[0].node][node.attributes["position"]], block.dims)
         else:
             value = self.apply(node, state, block)
         self.write(node, value, state, block)

@@ -1,0 +1,205 @@
+"""What benchmarks share: the command line, a device, programs ready to run, interleaved timing, and results as JSON lines.
+
+A benchmark compares two systems in one process. Both get inputs that already lie on the device, both are compiled and
+warm before the clock starts, and their runs alternate, so that whatever else the machine does hits both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import tempo as tp
+from tempo.runtime.executable import Executable
+
+Array = Any
+Run = Callable[[], Any]
+
+# The phases of a compilation that are ours, from the checks to the storage plan.
+TRACE_PHASES = ("analysis", "passes", "schedule", "storage")
+
+
+# -- the command line and the device -----------------------------------------------------------------------------
+
+
+def arguments(description: str, cases: Sequence[str]) -> argparse.Namespace:
+    """``--quick``, ``--device`` and ``--only``, which every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
+    parser.add_argument("--only", choices=cases, metavar="CASE", help=f"one of: {', '.join(cases)}")
+    return parser.parse_args()
+
+
+def use_device(name: str | None) -> Any:
+    """Make a device the one that everything runs on."""
+    # Compile times are results here, so that compiled programs must not come from the disk.
+    jax.config.update("jax_enable_compilation_cache", False)
+    if name == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        device = jax.devices(name)[0]
+    except RuntimeError as error:
+        sys.exit(f"there is no device '{name}' here: {error}")
+    jax.config.update("jax_default_device", device)
+    return device
+
+
+# -- programs that are ready to run ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A compiled program with its inputs on the device; calling it gives its outputs, on the device."""
+
+    call: Run
+    figures: Mapping[str, Any]
+    """What is known before it runs: compile times, bytes."""
+
+    def __call__(self) -> dict[str, Array]:
+        found: dict[str, Array] = jax.block_until_ready(self.call())
+        return found
+
+
+def compile_tempo(prog: tp.Program, bounds: Mapping[Any, int], arrays: Mapping[str, Array], device: Any) -> Ready:
+    """One of our programs."""
+    run = prog.compile(bounds, device=device.platform)
+    memory = run._machine.memory()
+    figures = {
+        "dispatches": count_dispatches(run, arrays),
+        "trace_s": sum(run.seconds[phase] for phase in TRACE_PHASES),
+        "xla_s": run.seconds["XLA"],
+        "bytes_planned": sum(store.bytes for store in run.storage.stores.values()),
+        "bytes_xla": memory["temporaries"] + memory["outputs"] + memory["inputs"],
+    }
+    return Ready(lambda: run._machine.run(arrays), figures)
+
+
+def compile_jax(function: Callable[..., dict[str, Array]], arrays: Mapping[str, Array]) -> Ready:
+    """A function of JAX arrays by name."""
+    start = time.perf_counter()
+    compiled = jax.jit(function).lower(**arrays).compile()
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    sizes = (memory.temp_size_in_bytes, memory.output_size_in_bytes, memory.argument_size_in_bytes)
+    return Ready(lambda: compiled(**arrays), {"xla_s": seconds, "bytes_xla": sum(sizes)})
+
+
+def count_dispatches(run: Executable, arrays: Mapping[str, Array]) -> int:
+    """How many XLA programs Python starts in one run."""
+    machine, calls = run._machine, 0
+    compiled = machine.compiled
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return compiled(*given)
+
+    machine.compiled = counted
+    try:
+        jax.block_until_ready(machine.run(arrays))
+    finally:
+        machine.compiled = compiled
+    return calls
+
+
+def relative_error(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    """The largest difference of any output, relative to that output's largest value."""
+    if set(found) != set(expected):
+        raise ValueError(f"outputs differ: {sorted(found)} and {sorted(expected)}")
+    worst = 0.0
+    for name, array in expected.items():
+        a, b = np.asarray(found[name], np.float64), np.asarray(array, np.float64)
+        if a.shape != b.shape:
+            raise ValueError(f"output {name} has shape {a.shape}, expected {b.shape}")
+        difference = np.max(np.abs(a - b), initial=0) / max(np.max(np.abs(b), initial=0), 1e-30)
+        # A nan would pass every comparison with a tolerance.
+        worst = max(worst, float(difference) if np.isfinite(difference) else math.inf)
+    return worst
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+def interleaved(runs: Mapping[str, Run], seconds: float, least: int = 7, most: int = 201) -> dict[str, list[float]]:
+    """The milliseconds of each run of several systems, A B A B ..., for about so many seconds and ``least`` rounds."""
+    for run in runs.values():
+        run()
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.perf_counter()
+    for n in range(most):
+        if n >= least and time.perf_counter() - begin > seconds:
+            break
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            found[name].append(1e3 * (time.perf_counter() - start))
+    return found
+
+
+def fastest(variants: Mapping[str, Ready], seconds: float) -> tuple[str, dict[str, float]]:
+    """The fastest of several ways to write the same thing, and the milliseconds of each.
+
+    The least time decides, not the median: on a shared machine it is the one that says most about the program.
+    """
+    times = {name: min(ms) for name, ms in interleaved(variants, seconds, least=3).items()}
+    return min(times, key=times.__getitem__), times
+
+
+median = statistics.median
+
+
+# -- results -----------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """Records, printed as JSON lines when they come and as a table when all are there."""
+
+    def __init__(self, bench: str, **common: Any) -> None:
+        self.bench = bench
+        self.common = common
+        self.records: list[dict[str, Any]] = []
+
+    def add(self, case: str, system: str, **figures: Any) -> None:
+        record = {"bench": self.bench, "case": case, "system": system, **rounded(figures), **self.common}
+        self.records.append(record)
+        print(json.dumps(record), flush=True)
+
+
+def rounded(value: Any) -> Any:
+    """Floats with the digits that a measurement has."""
+    if isinstance(value, Mapping):
+        return {k: rounded(v) for k, v in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown: words to the left, numbers to the right."""
+    cells = [[show(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = (
+            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return f"| {' | '.join([first, *others])} |"
+
+    rule = [("-" * w) if n == 0 else "-" * (w - 1) + ":" for n, w in enumerate(widths)]
+    return "\n".join([line(heads), line(rule), *map(line, cells)])
+
+
+def show(value: Any) -> str:
+    """A number as a person reads it."""
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
