@@ -236,6 +236,25 @@ def test_minus_one_is_not_the_last_step() -> None:
         (2 * x[-1]).at({T: 3}, {"x": [1, 2, 3]})
 
 
+def test_a_step_before_the_first_that_is_defined() -> None:
+    with tp.Program("p") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        y = prog.recurrent("y", domain=(t,))
+        y[t + 1] = 2 * x
+        start = y[0] + 1
+        prog.output("start", start)
+    with fails(
+        errors.DefinitionError,
+        "y[0] is needed by 'start = y[0] + 1', but y is only defined for t = 1 ... T (T = 3)",
+        "  here: FILE: start = y[0] + 1",
+        '  y: FILE: y = prog.recurrent("y", domain=(t,))',
+        "  case: FILE: y[t + 1] = 2 * x",
+        "  hint: before the general case write one for the first step: y[0] = ...",
+    ):
+        prog.evaluate({T: 3}, x=[1, 2, 3])
+
+
 def test_a_slice_past_the_end() -> None:
     with tp.Program("p") as prog:
         t, T = prog.dim("t")
@@ -650,7 +669,7 @@ def test_a_case_after_the_general_one() -> None:
         y[t] = y[t - 1] + 1
         with fails(
             errors.ProgramError,
-            "y[0] = ... can never apply: the cases before it define all of its points",
+            "y[0] = ... can never apply: an earlier case has all of its points",
             "  here: FILE: y[0] = 0.0",
             "  earlier: FILE: y[t] = y[t - 1] + 1",
             "  hint: the first case that matches wins; write special cases before the general one",
@@ -658,35 +677,28 @@ def test_a_case_after_the_general_one() -> None:
             y[0] = 0.0
 
 
-def test_a_case_that_others_have_taken() -> None:
+def test_a_case_written_twice() -> None:
     with tp.Program("p") as prog:
-        t, _ = prog.dim("t")
+        t, T = prog.dim("t")
         y = prog.recurrent("y", domain=(t,))
-        y[0] = 0.0
         y[t < 4] = 0.0
-        y[t >= 3] = 1.0
+        y[T - 1] = 0.0
         with fails(
             errors.ProgramError,
-            "y[t >= 2] = ... can never apply: the cases before it define all of its points",
-            "  here: FILE: y[t > 1] = 2.0",
-            "  earlier: FILE: y[t < 4] = 0.0",
-            "  earlier: FILE: y[t >= 3] = 1.0",
+            "y[T - 1] = ... can never apply: an earlier case has all of its points",
+            "  here: FILE: y[T - 1] = 1.0",
+            "  earlier: FILE: y[T - 1] = 0.0",
             "  hint: the first case that matches wins; write special cases before the general one",
         ):
-            y[t > 1] = 2.0
-
-
-def test_a_condition_that_no_step_satisfies() -> None:
-    with tp.Program("p") as prog:
-        t, _ = prog.dim("t")
-        y = prog.recurrent("y", domain=(t,))
+            y[T - 1] = 1.0
         with fails(
             errors.ProgramError,
-            "y[t < 2 and t >= 6] = ... can never apply: no step satisfies its condition",
-            "  here: FILE: y[(t < 2) & (t > 5)] = 0.0",
-            "  hint: t goes from 0 to T - 1",
+            "y[t < 4] = ... can never apply: an earlier case has all of its points",
+            "  here: FILE: y[t < 4] = 1.0",
+            "  earlier: FILE: y[t < 4] = 0.0",
+            "  hint: the first case that matches wins; write special cases before the general one",
         ):
-            y[(t < 2) & (t > 5)] = 0.0
+            y[t < 4] = 1.0
 
 
 def test_defining_what_is_not_recurrent() -> None:
@@ -1414,9 +1426,16 @@ def test_names_that_cannot_be() -> None:
             errors.ProgramError,
             "result <x over (), shape (), float32>: this cannot be a name",
             '  here: FILE: prog.output(x, "x")',
-            "  hint: names come first and are non-empty strings other than 'bounds' and 'seed'",
+            "  hint: names come first and are non-empty strings other than 'outputs' and 'emits'",
         ):
             prog.output(x, "x")
+        with fails(
+            errors.ProgramError,
+            "result 'emits': this cannot be a name",
+            '  here: FILE: prog.output("emits", x)',
+            "  hint: names come first and are non-empty strings other than 'outputs' and 'emits'",
+        ):
+            prog.output("emits", x)
 
 
 def test_domains() -> None:
@@ -1790,7 +1809,7 @@ def test_a_loss_that_depends_on_its_own_gradient() -> None:
         prog.output("g", g)
     with fails(
         errors.GradientError,
-        "the gradient d(loss)/d(x) depends on itself",
+        "the gradient of loss depends on itself",
         "  here: FILE: g = tp.grad(loss, x)",
         "  hint: a loss cannot depend, at the same point, on its own gradient",
     ):

@@ -16,7 +16,7 @@ otherwise the adjoints get one dim more, the point of the loss.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,13 +43,15 @@ from tempo.symbolic import (
     constant,
     disjunction,
     equal,
+    maximum,
+    minimum,
 )
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
 from tempo.symbolic.intervals import at_least, extremes
 from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
-from tempo.tensor import RecurrentTensor, apply, foreign
+from tempo.tensor import RecurrentTensor, apply, describe, foreign
 
 if TYPE_CHECKING:
     from tempo.program import Program
@@ -84,7 +86,8 @@ def grad(loss: RecurrentTensor, wrt: Any) -> Any:
         _check_wrt(loss, tensor, here)
     program = loss.program
     nodes = tuple(tensor.edge.node for tensor in tensors)
-    results = tuple(recurrent_node(f"d({loss.name})/d({n.label})", n.domain, n.shape, n.dtype, here) for n in nodes)
+    over = loss.edge.node.label
+    results = tuple(recurrent_node(f"d({over})/d({n.label})", n.domain, n.shape, n.dtype, here) for n in nodes)
     program.gradients.append(Request(loss.edge, nodes, results, here))
     program.changed()
     return _unflatten(structure, [RecurrentTensor(program, node.here()) for node in results])
@@ -169,7 +172,7 @@ def expand(program: Program) -> Cases:
             ready = [r for r in pending if not _waits_for(program, r, pending, cases)]
             if not ready:
                 raise GradientError(
-                    f"the gradient {pending[0].results[0].label} depends on itself",
+                    f"the gradient of {describe(pending[0].loss)} depends on itself",
                     places=[("here", r.source) for r in pending],
                     hint="a loss cannot depend, at the same point, on its own gradient",
                 )
@@ -201,12 +204,14 @@ def _waits_for(program: Program, request: Request, pending: Sequence[Request], c
 @dataclass(frozen=True, eq=False)
 class _Flow:
     """A consumer that differentiably reads a producer. ``index`` gives the producer's points over the
-    consumer's domain; ``slot`` says which operand, case or scatter it is."""
+    consumer's domain; ``slot`` says which operand, case or scatter it is. Along the dims of ``only`` (of the producer)
+    nothing but the consumer's own step counts."""
 
     consumer: Node
     producer: Node
     index: Index
     slot: int
+    only: tuple[Dim, ...] = ()
 
 
 class _Relevant:
@@ -244,8 +249,11 @@ class _Relevant:
         if dict(zip(self.loss.node.domain, self.loss.index, strict=True)).get(dim) != dim:
             return False
         for away in ("past", "future"):
-            if all(step in ("same", away) for step in steps.values()):
-                self.flows = [f for f in self.flows if steps[f] == "same"]
+            maybe = f"{away} or same"
+            if all(step in ("same", away, maybe) for step in steps.values()):
+                self.flows = [
+                    _restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away
+                ]
                 self._narrow()
                 return True
         return False
@@ -309,13 +317,26 @@ def _step(flow: _Flow, dim: Dim) -> str:
     if first == last and here == first + theirs.start:
         return "same"
     try:
-        if at_least(extremes(here - last - theirs.start, ranges)[0], 1):
-            return "past"
-        if at_least(extremes(first + theirs.start - here, ranges)[0], 1):
-            return "future"
+        back = extremes(here - last - theirs.start, ranges)[0]
+        ahead = extremes(first + theirs.start - here, ranges)[0]
     except IndexExpressionError:
-        pass
+        return "unknown"
+    if at_least(back, 1):
+        return "past"
+    if at_least(ahead, 1):
+        return "future"
+    # What a scatter reads is known too roughly to be cut down to one step.
+    if flow.consumer.op is not ACCUMULATE:
+        if at_least(back, 0):
+            return "past or same"
+        if at_least(ahead, 0):
+            return "future or same"
     return "unknown"
+
+
+def _restricted(flow: _Flow, dim: Dim) -> _Flow:
+    theirs = next(d for d in flow.producer.domain if d.origin is dim.origin)
+    return replace(flow, only=(*flow.only, theirs))
 
 
 def _closure(start: Iterable[Node], pairs: Iterable[tuple[Node, Node]]) -> set[Node]:
@@ -475,18 +496,39 @@ class _Expansion:
         full = tuple(by_dim.get(d, d) for d in domain)
         self.scatters[target].append(Scatter(source, full, within(condition, source.domain)))
 
+    def send(self, source: Node, flow: _Flow, index: Index, condition: Condition) -> None:
+        """Add ``source`` into the adjoint of what a flow reads, at the one step that counts where it is restricted."""
+        value = RecurrentTensor(self.program, source.here())
+        conditions = [condition]
+        items = list(index)
+        axis = 0
+        for n, (d, item) in enumerate(zip(flow.producer.domain, index, strict=True)):
+            if d in flow.only:
+                own = next(u for u in source.domain if u.origin is d.origin)
+                point = own + own.start - d.start
+                items[n] = point
+                if isinstance(item, Slice):
+                    conditions += [point >= item.start, point < item.stop]
+                    # Where the step is outside the slice, any element will do.
+                    inside = maximum(0, minimum(point - item.start, item.length - 1))
+                    value = value.space[(*(slice(None) for _ in range(axis)), inside)]
+                    continue
+                conditions.append(equal(item, point))
+            axis += isinstance(item, Slice)
+        self.add(flow.producer, self.spread(value, source.domain), tuple(items), conjunction(conditions))
+
     def flow_from_cases(self, node: Node) -> None:
         """A case hands the adjoint on to the point it reads, where no earlier case applies."""
         adjoint = self.adjoints[node]
         replacement = self.shifted(node, self.own[node])
-        slots = {flow.slot for flow in self.flows.get(node, ())}
+        flows = {flow.slot: flow for flow in self.flows.get(node, ())}
         earlier: list[Condition] = []
         for slot, case in enumerate(self.cases[node]):
             region = conjunction([case.region, *(~e for e in earlier)])
             earlier.append(case.region)
-            if slot in slots:
-                edge = case.value.substitute(replacement)
-                self.add(edge.node, adjoint, edge.index, region.substitute(replacement))
+            if slot in flows:
+                index = indices.substitute(case.value.index, replacement)
+                self.send(adjoint, flows[slot], index, region.substitute(replacement))
 
     def flow_from_operation(self, node: Node) -> None:
         flows = self.flows.get(node, ())
@@ -506,7 +548,7 @@ class _Expansion:
         for flow in flows:
             part = parts[flow.slot]
             if part is not None:
-                self.add(flow.producer, self.spread(part, adjoint.domain), flow.index, condition)
+                self.send(self.spread(part, adjoint.domain), flow, flow.index, condition)
 
     def flow_from_scatter(self, node: Node, scatter: Scatter) -> None:
         """The adjoint of adding into points is reading them."""

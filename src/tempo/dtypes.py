@@ -47,10 +47,11 @@ def as_dtype(dtype: DTypeLike) -> DType:
     if dtype is int:
         return DEFAULT_INT
     try:
-        result = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+        result = bfloat16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     except TypeError:
-        result = None
-    if result not in ALL:
+        result = np.dtype(object)
+    # None means float64 to NumPy, which nobody who wrote it meant.
+    if dtype is None or result not in ALL:
         raise DtypeError(
             f"{dtype!r} is not a dtype of Tempo",
             hint=f"the dtypes are {', '.join(d.name for d in ALL)}",

@@ -156,15 +156,16 @@ def _stay_inside(
 
     below = p < start.evaluate(machine.bounds)
     item = _item(machine, key, position, readers[-1] if readers else None, asked)
-    if below and isinstance(item, Expr) and item.is_constant:
-        return f"negative steps do not count from the end: write {at(stop + item)}"
-    if node.op is RECURRENT and any(k[0] is node for k in readers):
+    fixed = isinstance(item, Expr) and item.is_constant
+    if fixed and p < 0:
+        return f"negative steps do not count from the end: write {at(stop + p)}"
+    if node.op is RECURRENT and (fixed or any(k[0] is node for k in readers)):
         end = f"first step: {at(max(p, 0))}" if below else f"last step: {at(stop - 1)}"
         return f"before the general case write one for the {end} = ..."
     if isinstance(item, Slice):
         start_at, end_at = f"start it at tp.max({item.start}, {start})", f"end it at tp.min({item.stop}, {stop})"
         return f"keep the slice in range: {start_at if below else end_at}"
-    if item is None or item.is_constant or item == d:
+    if item is None or fixed or item == d:
         return ""
     inside = f"tp.max({item}, {start})" if below else f"tp.min({item}, {stop - 1})"
     return f"read {at(inside)}, or define the {'first' if below else 'last'} step by a case of its own"

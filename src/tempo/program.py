@@ -528,7 +528,7 @@ class Program:
         )
 
     def _result(self, name: str, tensor: TensorLike) -> RecurrentTensor:
-        _check_name(name, "result")
+        _check_name(name, "result", reserved=("outputs", "emits"))
         earlier = self._outputs.get(name) or self._emits.get(name)
         if earlier is not None:
             raise ProgramError(
@@ -586,10 +586,10 @@ class Program:
         return tuple(normal_size(size) for size in sizes)
 
 
-def _check_name(name: str, what: str) -> None:
-    if not isinstance(name, str) or not name or name in _RESERVED:
+def _check_name(name: str, what: str, reserved: Sequence[str] = _RESERVED) -> None:
+    if not isinstance(name, str) or not name or name in reserved:
         raise ProgramError(
             f"{what} {name!r}: this cannot be a name",
             places=[("here", user_line())],
-            hint=f"names come first and are non-empty strings other than {' and '.join(map(repr, _RESERVED))}",
+            hint=f"names come first and are non-empty strings other than {' and '.join(map(repr, reserved))}",
         )

@@ -42,7 +42,6 @@ from tempo.symbolic import (
     constant,
     equal,
 )
-from tempo.symbolic.polyhedral import to_set
 from tempo.tensor import RecurrentTensor, TensorLike, as_tensor, is_weak
 
 # -- temporal indexing ------------------------------------------------------------------------------------
@@ -260,27 +259,16 @@ def _checked_condition(tensor: RecurrentTensor, condition: Condition) -> Conditi
 
 
 def _check_reachable(node: Node, left: str, cases: Sequence[Case]) -> None:
-    """Reject a last case that applies nowhere, whatever the bounds."""
-    domain, (*earlier, case) = node.domain, cases
-    if not earlier and case.condition is TRUE:
-        return
-    bounds = {s for c in cases for s in c.region.symbols() if not isinstance(s, Dim)}
-    region = conjunction([case.region, *(b >= 1 for b in bounds)])
-    try:
-        if not to_set(conjunction([region, *(~e.region for e in earlier)]), domain).is_empty():
-            return
-        nowhere = to_set(region, domain).is_empty()
-        taken = [e for e in earlier if not to_set(region & e.region, domain).is_empty()]
-    except IndexExpressionError:  # a product of bounds: only numbers can decide
-        return
-    raise ProgramError(
-        f"{left} = ... can never apply: "
-        + ("no step satisfies its condition" if nowhere else "the cases before it define all of its points"),
-        places=[("here", case.source), *(("earlier", e.source) for e in taken)],
-        hint=" and ".join(f"{d.name} goes from 0 to {d.bound - 1}" for d in domain)
-        if nowhere
-        else "the first case that matches wins; write special cases before the general one",
-    )
+    """Reject a last case that an earlier one has taken, as it is written. (A condition may well turn out empty or
+    covered for some of the numbers that a program is written with.)"""
+    *earlier, case = cases
+    for e in earlier:
+        if (e.target, e.condition) in ((node.domain, TRUE), (case.target, case.condition)):
+            raise ProgramError(
+                f"{left} = ... can never apply: an earlier case has all of its points",
+                places=[("here", case.source), ("earlier", e.source)],
+                hint="the first case that matches wins; write special cases before the general one",
+            )
 
 
 def _case_value(

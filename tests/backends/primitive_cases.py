@@ -60,7 +60,7 @@ class Case:
     points: list[Point] | None = None
     empty: bool = True  # also where all sizes are 0
     together: bool = False  # try all sizes ragged at once only
-    padded: tuple[Any, ...] = (np.float32, np.int32, np.uint8, np.bool_)  # the dtypes to try with padding, if legal
+    padded: tuple[Any, ...] = (np.float32, np.int32, np.bool_)  # the dtypes to try with padding, where legal
     label: str = ""
 
     def attributes_for(self, dtype: Any) -> dict[str, Any]:
@@ -175,7 +175,9 @@ def _creation() -> Iterator[Case]:
     c = creation
     one = (np.float32,)
     yield Case(c.CONSTANT, (), lambda dtype: {"value": np.array([[1, 0, 1]]).astype(dtype)}, ALL)
-    yield Case(c.FULL, (), lambda dtype: {"shape": ("n", 2, "m"), "value": np.array(1).astype(dtype)}, ALL)
+    yield Case(
+        c.FULL, (), lambda dtype: {"shape": ("n", 2, "m"), "value": np.array(1).astype(dtype)}, ALL, together=True
+    )
     yield Case(c.IOTA, (), lambda dtype: {"size": "n", "dtype": np.dtype(dtype)}, ALL)
     yield Case(c.INDEX_VALUE, (), {"expr": "3*n-1"}, one)
     yield Case(c.CONDITION_VALUE, (), {"condition": True}, one)
@@ -204,9 +206,10 @@ def _shaping() -> Iterator[Case]:
     for before, after in reshapes:
         label = f"reshape {before} to {after}"
         yield Case(s.RESHAPE, (x(*before),), {"shape": after}, (np.float32, np.bool_), label=label)
-    yield Case(s.TRANSPOSE, (x("n", "m", 2),), {"axes": (2, 0, 1)}, ALL)
-    yield Case(s.BROADCAST_TO, (x(1, "m"),), {"shape": (2, "n", "m")}, ALL)
-    yield Case(s.BROADCAST_TO, (x(),), {"shape": ("n",)}, ALL)
+    few = (np.float32, bfloat16, np.bool_)
+    yield Case(s.TRANSPOSE, (x("n", "m", 2),), {"axes": (2, 0, 1)}, few, together=True)
+    yield Case(s.BROADCAST_TO, (x(1, "m"),), {"shape": (2, "n", "m")}, few)
+    yield Case(s.BROADCAST_TO, (x(),), {"shape": ("n",)}, few)
     for axis in range(3):
         operands = [["n", "m", 2], ["n", "m", 2], ["n", "m", 2]]
         for operand, size in zip(operands, ("2*n", "m", "n+1"), strict=True):
@@ -259,21 +262,23 @@ def _reduction() -> Iterator[Case]:
     for axes in ((0,), (1, 2), (0, 1, 2)):
         operand, label = (x("n", "m", 2),), f" over {axes}"
         for op in (r.SUM, r.PROD):
-            yield Case(op, operand, {"axes": axes}, summed, label=op.name + label)
+            yield Case(op, operand, {"axes": axes}, summed, together=True, label=op.name + label)
         for op in (r.MAX, r.MIN):
             attributes = {"axes": axes, "initial": None}
-            yield Case(op, operand, attributes, ALL, empty=False, label=op.name + label)
+            yield Case(op, operand, attributes, ALL, empty=False, together=True, label=op.name + label)
         for op in (r.ANY, r.ALL):
-            yield Case(op, operand, {"axes": axes}, (np.bool_,), label=op.name + label)
+            yield Case(op, operand, {"axes": axes}, (np.bool_,), together=True, label=op.name + label)
     for op in (r.MAX, r.MIN):
 
         def starting(dtype: Any) -> dict[str, Any]:
             return {"axes": (0,), "initial": np.array(1).astype(dtype)}
 
-        yield Case(op, (x("n", "m"),), starting, ALL, label=f"{op.name} with initial")
+        yield Case(op, (x("n", "m"),), starting, ALL, together=True, label=f"{op.name} with initial")
     for op in (r.ARGMAX, r.ARGMIN):
         for axis in range(3):
-            yield Case(op, (x("n", "m", 2),), {"axis": axis}, ALL, empty=False, label=f"{op.name} {axis}")
+            yield Case(
+                op, (x("n", "m", 2),), {"axis": axis}, ALL, empty=False, together=True, label=f"{op.name} {axis}"
+            )
 
 
 def _scan() -> Iterator[Case]:
@@ -283,10 +288,10 @@ def _scan() -> Iterator[Case]:
         attributes = {"axis": axis, "reverse": reverse}
         label = f" {axis}{' reverse' if reverse else ''}"
         for op in (s.CUMSUM, s.CUMPROD):
-            yield Case(op, (x("n", "m"),), attributes, dtypes, label=op.name + label)
+            yield Case(op, (x("n", "m"),), attributes, dtypes, together=True, label=op.name + label)
         for op in (s.CUMMAX, s.CUMMIN):
-            yield Case(op, (x("n", "m"),), attributes, (*dtypes, np.bool_), label=op.name + label)
-        yield Case(s.LINEAR_SCAN, (x("n", "m"),) * 2, attributes, dtypes, label=f"linear_scan{label}")
+            yield Case(op, (x("n", "m"),), attributes, (*dtypes, np.bool_), together=True, label=op.name + label)
+        yield Case(s.LINEAR_SCAN, (x("n", "m"),) * 2, attributes, dtypes, together=True, label=f"linear_scan{label}")
 
 
 def _contraction() -> Iterator[Case]:
@@ -317,14 +322,16 @@ def _gathering() -> Iterator[Case]:
         line = [*shape]
         line[axis] = "n+m"
         along = index(*line, into=into)
-        yield Case(g.TAKE_ALONG_AXIS, (x(*shape), along), {"axis": axis}, few, empty=False)
-        yield Case(g.SCATTER_ADD_ALONG_AXIS, (x(*shape), along, x(*line)), {"axis": axis}, few, empty=False)
+        yield Case(g.TAKE_ALONG_AXIS, (x(*shape), along), {"axis": axis}, few, empty=False, together=True)
+        yield Case(
+            g.SCATTER_ADD_ALONG_AXIS, (x(*shape), along, x(*line)), {"axis": axis}, few, empty=False, together=True
+        )
         for indices in ((), ("m",)) if axis else (("n",), (2, "m")):
             at = index(*indices, into=into, dtype=np.uint8 if axis == 2 else np.int32)
             taken = (*shape[:axis], *indices, *shape[axis + 1 :])
             attributes = {"axis": axis}
-            yield Case(g.TAKE, (x(*shape), at), attributes, (*few, np.bool_), empty=False)
-            yield Case(g.SCATTER_ADD, (x(*shape), at, x(*taken)), attributes, few, empty=False)
+            yield Case(g.TAKE, (x(*shape), at), attributes, (*few, np.bool_), empty=False, together=True)
+            yield Case(g.SCATTER_ADD, (x(*shape), at, x(*taken)), attributes, few, empty=False, together=True)
 
 
 def _sorting() -> Iterator[Case]:
@@ -332,12 +339,16 @@ def _sorting() -> Iterator[Case]:
         for count in (("n", "m")[axis], 1)[: 2 - axis]:
             attributes = {"axis": axis, "descending": descending, "count": count}
             label = f"argsort {axis} {count}{' descending' if descending else ''}"
-            yield Case(sorting.ARGSORT, (x("n", "m"),), attributes, ALL, empty=count != 1, label=label)
+            dtypes = (np.float32, bfloat16, np.int32, np.uint8, np.bool_)
+            padded = dtypes if descending else (np.float32, np.int32, np.bool_)
+            yield Case(
+                sorting.ARGSORT, (x("n", "m"),), attributes, dtypes, empty=count != 1, padded=padded, label=label
+            )
 
 
 def _convolution() -> Iterator[Case]:
     plain = {"strides": (1,), "dilations": (1,), "groups": 1}
-    dtypes = (np.float32, np.float64, bfloat16)
+    dtypes = (np.float32, np.float64, bfloat16, np.int32)
     # Batch, channels and outputs may be padded.
     yield Case(convolution.CONVOLUTION, (x("n", "m", 6), x("m+1", "m", 3)), plain, dtypes, empty=False)
     strided = {"strides": (2,), "dilations": (3,), "groups": 2}

@@ -211,7 +211,6 @@ def whole(*arrays: Array) -> list[Padded]:
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 1e30, -1e30, 1e-30], np.float32)
 ELEMENTWISE = {case.op.name: case for case in CASES if case.op in vars(elementwise).values()}
-# The sign of a zero, which these take from an operand in NumPy, is that of the remainder in JAX.
 UNARY = [c.op for c in ELEMENTWISE.values() if len(c.operands) == 1 and np.float32 in c.dtypes and not c.attributes]
 BINARY = [c.op for c in ELEMENTWISE.values() if len(c.operands) == 2 and np.float32 in c.dtypes]
 
@@ -261,21 +260,26 @@ def test_nan_and_infinity_are_ordered_before_padding(dtype):
     for fill in (np.nan, np.inf, -np.inf, 0):
         longer = np.concatenate([x, np.full((4, 3), fill, dtype)], 1)
         for (op, attributes), found in zip(jobs, jax.device_get(compiled(longer, 5)), strict=True):
-            check(found, op.reference(x, **attributes))
+            with np.errstate(all="ignore"):
+                check(found, op.reference(x, **attributes))
 
 
 def test_half_precision_is_accumulated_in_single():
-    ones = np.ones(3000, bfloat16)
-    nothing, zeros = np.zeros(1, bfloat16), np.zeros(3000, np.int32)
-    sums = [
-        reduction.SUM.jax(jx, *whole(ones), axes=(0,)),
-        scan.CUMSUM.jax(jx, *whole(ones), axis=0, reverse=False)[-1],
-        scan.LINEAR_SCAN.jax(jx, *whole(ones, ones), axis=0, reverse=False)[-1],
-        contraction.EINSUM.jax(jx, *whole(ones, ones), subscripts="i,i->"),
-        gathering.SCATTER_ADD.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
-        gathering.SCATTER_ADD_ALONG_AXIS.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
-    ]
-    assert [float(s) for s in sums] == [float(bfloat16(3000))] * len(sums)
+    ones = np.ones(600, bfloat16)
+    nothing, zeros = np.zeros(1, bfloat16), np.zeros(600, np.int32)
+
+    @quickly
+    def compiled(ones: Array, nothing: Array) -> Any:
+        return [
+            reduction.SUM.jax(jx, *whole(ones), axes=(0,)),
+            scan.CUMSUM.jax(jx, *whole(ones), axis=0, reverse=False)[-1],
+            scan.LINEAR_SCAN.jax(jx, *whole(ones, ones), axis=0, reverse=False)[-1],
+            contraction.EINSUM.jax(jx, *whole(ones, ones), subscripts="i,i->"),
+            gathering.SCATTER_ADD.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
+            gathering.SCATTER_ADD_ALONG_AXIS.jax(jx, *whole(nothing, zeros, ones), axis=0)[0],
+        ]
+
+    assert [float(s) for s in compiled(ones, nothing)] == [600.0] * 6
 
 
 def test_small_integers_index_long_axes():
@@ -284,15 +288,14 @@ def test_small_integers_index_long_axes():
     np.testing.assert_array_equal(gathering.TAKE.jax(jx, *whole(x, indices), axis=0), x[[-1, 5, -128]])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.op.name in ("max", "argmax", "argsort", "sum", "linear_scan")], ids=str)
-def test_axes_of_no_length(case):
-    """An axis may be empty at all points; what comes out of it is never looked at, but has its shape."""
-    point = {"n": 0, "m": 0}
-    dtype = case.dtypes[0]
-    arrays = operands(case, dtype, point)
-    attributes = resolved(case, dtype, lambda size: 0)
-    found = case.op.jax(jx, *(Padded(jnp.asarray(a), a.shape) for a in arrays), **attributes)
-    assert 0 in found.shape or found.size
+def test_axes_of_no_length():
+    """An axis may be empty at all points; what comes of it is not looked at, where it is not neutral."""
+    x = np.zeros((2, 0), np.float32)
+    assert reduction.SUM.jax(jx, *whole(x), axes=(1,)).tolist() == [0, 0]
+    assert reduction.MAX.jax(jx, *whole(x), axes=(1,), initial=None).tolist() == [-np.inf, -np.inf]
+    assert reduction.ARGMAX.jax(jx, *whole(x), axis=1).shape == (2,)
+    assert sorting.ARGSORT.jax(jx, *whole(x), axis=1, descending=True, count=0).shape == (2, 0)
+    assert scan.LINEAR_SCAN.jax(jx, *whole(x, x), axis=1, reverse=True).shape == (2, 0)
 
 
 def test_taking_from_an_axis_of_no_length():

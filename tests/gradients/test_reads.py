@@ -84,7 +84,7 @@ def most(a: Any, b: Any) -> Any:
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else tp.max(a, b)
 
 
-# x's dim, first, cut, read: x is read at steps first <= t < T - cut. Over a dim of its own, k, x has 12 steps.
+# x's dim, first, cut, read: x is read at steps first <= t < T - cut. A dim of its own, k, has 12 steps.
 # The same function reads the tensor, t and T being symbols, and the array, t and T being integers.
 READS: dict[str, tuple[str, int, int, Callable[[Any, Any, Any], Any]]] = {
     "here": ("t", 0, 0, lambda x, t, T: x[t]),

@@ -171,8 +171,8 @@ class Graph:
 
 
 def dims_of(symbols: frozenset[Symbol]) -> Domain:
-    """The dims among some symbols, in declaration order."""
-    return tuple(sorted((s for s in symbols if isinstance(s, Dim)), key=lambda s: s.number))
+    """The dims among some symbols, in declaration order; a derived dim stands where its origin would."""
+    return tuple(sorted((s for s in symbols if isinstance(s, Dim)), key=lambda s: (s.origin.number, s.number)))
 
 
 def union(*domains: Domain) -> Domain:

@@ -13,7 +13,7 @@ from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError, ProgramError, ShapeError
 from tempo.graph.node import Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
 from tempo.source import user_line
-from tempo.symbolic import Condition, Expr
+from tempo.symbolic import Condition, Expr, as_expr
 from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor
 
 if TYPE_CHECKING:
@@ -188,11 +188,15 @@ def _like(x: TensorLike, value: int, dtype: DTypeLike | None) -> RecurrentTensor
     return apply(FULL, (), program=tensor.program, shape=tensor.shape, value=np.asarray(value).astype(target))
 
 
-def arange(size: int | Expr, dtype: DTypeLike = dtypes.DEFAULT_INT) -> RecurrentTensor:
-    """``0, 1, ..., size - 1``; the size may be an index expression such as ``t + 1``."""
-    (length,) = as_shape(size)
-    owner = next((getattr(s, "program", None) for s in shape_symbols((length,))), None)
-    return apply(IOTA, (), program=owner, size=length, dtype=dtypes.as_dtype(dtype))
+def arange(
+    start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike = dtypes.DEFAULT_INT
+) -> RecurrentTensor:
+    """``start, ..., stop - 1``, or ``0, ..., start - 1`` with one argument; both may be index expressions."""
+    first, last = (0, start) if stop is None else (start, stop)
+    (length,) = as_shape(normal_size(as_expr(last) - first))
+    owner = next((getattr(s, "program", None) for s in as_expr(last).symbols() | as_expr(first).symbols()), None)
+    counted = apply(IOTA, (), program=owner, size=length, dtype=dtypes.as_dtype(dtype))
+    return counted if isinstance(first, int) and first == 0 else counted + as_tensor(first, dtype=counted.dtype)
 
 
 def eye(size: int, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:

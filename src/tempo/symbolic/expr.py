@@ -124,6 +124,9 @@ class Expr:
     def __pow__(self, exponent: object) -> Expr:
         raise IndexExpressionError(f"{self._operand_text()} ** {exponent}: not an index", hint=type_error_hint)
 
+    def __rpow__(self, base: object) -> Expr:
+        raise IndexExpressionError(f"{base} ** {self._operand_text()}: not an index", hint=type_error_hint)
+
     def __rfloordiv__(self, dividend: object) -> Expr:
         return floor_div(as_expr(dividend), self)  # type: ignore[arg-type]
 

@@ -33,10 +33,23 @@ def extremes(expr: ExprLike, ranges: Ranges) -> tuple[Expr, Expr]:
 
     ``ranges`` gives a symbol its least and greatest value, neither of which mentions a symbol in
     ``ranges``; no range is empty.  The bounds are never too tight.  They are attained when each
-    symbol occurs once or always with the same sign (so for every affine expression), but not in
-    ``t - t//2``, where the two occurrences of ``t`` are taken to be independent.
+    symbol occurs once or always with the same sign (so for every affine expression), but not always
+    in ``t - t//2``, where the two occurrences of ``t`` are taken to be independent.
     """
     expr = as_expr(expr)
+    for atom, c in expr.terms:
+        rest = expr - c * atom
+        if rest.symbols().isdisjoint(atom.symbols() & frozenset(ranges)):
+            continue
+        # The same symbol inside an atom and beside it is one symbol: i - max(i - 1, 0) is min(1, i), and
+        # i - 3*(i//3) is i%3.
+        if isinstance(atom, Min | Max) and c in (1, -1):
+            parts = [extremes(rest + c * a, ranges) for a in atom.arguments]
+            combine = minimum if isinstance(atom, Min) == (c == 1) else maximum
+            return combine(*(low for low, _ in parts)), combine(*(high for _, high in parts))
+        if isinstance(atom, FloorDiv) and c % atom.divisor == 0:
+            times = c // atom.divisor
+            return extremes(rest + times * atom.dividend - times * modulo(atom.dividend, atom.divisor), ranges)
     low = high = constant(expr.constant)
     for atom, c in expr.terms:
         atom_low, atom_high = _atom_extremes(atom, ranges)

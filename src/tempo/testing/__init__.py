@@ -11,15 +11,15 @@ hypothesis. The generator (``programs``, on top of ``recurrences``, ``statements
 Tempo, ``rewrites`` and ``broken`` make other recipes of it, ``differences`` checks gradients, ``checks`` does it all.
 """
 
-from tempo.testing.checks import Failure, check
+from tempo.testing.checks import CheckError, check
 from tempo.testing.choices import Choices, RandomChoices
 from tempo.testing.programs import generate, random_recipe
 from tempo.testing.recipe import Built, Recipe, build, data, run
 
 __all__ = [
     "Built",
+    "CheckError",
     "Choices",
-    "Failure",
     "RandomChoices",
     "Recipe",
     "build",

@@ -9,16 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tempo.testing.choices import Choices
-from tempo.testing.recipe import (
-    Case,
-    Expression,
-    Read,
-    Recipe,
-    Recurrent,
-    changed,
-    expressions,
-    parts,
-)
+from tempo.testing.recipe import Recipe
+from tempo.testing.syntax import Case, Expression, Read, Recurrent, changed, expressions, parts
 from tempo.testing.terms import Item, Number, Point, Span, Symbol
 
 Breaking = Callable[[Recipe, Choices], Recipe]

@@ -7,6 +7,7 @@ the exact walk does, (e) its gradients are those of finite differences.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,15 @@ from tempo.analysis.walk import walk
 from tempo.errors import CausalityError, DefinitionError, InputError, TempoError
 from tempo.graph.validate import validate
 from tempo.reference import Result, check_bounds, evaluate
+from tempo.symbolic import as_expr
+from tempo.tensor import RecurrentTensor
 from tempo.testing.broken import BREAKINGS
 from tempo.testing.choices import Choices
 from tempo.testing.differences import check_gradients
 from tempo.testing.meaning import Meaning
-from tempo.testing.recipe import Built, Draw, Gradients, Let, Output, Recipe, build, defines, used
+from tempo.testing.recipe import Built, Recipe, build, execute, places
 from tempo.testing.rewrites import REWRITES
+from tempo.testing.syntax import Draw, Gradients, Let, Output
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +34,7 @@ Array = np.ndarray[Any, Any]
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 1e-1}
 
 
-class Failure(Exception):
+class CheckError(Exception):
     """A check that a recipe does not pass. ``recipe`` is the program that fails, which may be a rewritten one."""
 
     def __init__(self, check: str, recipe: Recipe, reason: BaseException | str) -> None:
@@ -56,7 +60,7 @@ class Run:
 
 
 def check(recipe: Recipe, choices: Choices) -> None:
-    """Raise ``Failure`` for the first check that the recipe does not pass."""
+    """Raise ``CheckError`` for the first check that the recipe does not pass."""
     run = evaluated(recipe, "evaluate")
     check_meaning(run)
     if recipe.smooth:
@@ -73,7 +77,7 @@ def guarded(check: str, recipe: Recipe, action: Any) -> Any:
     try:
         return action()
     except Exception as error:
-        raise Failure(check, recipe, error) from error
+        raise CheckError(check, recipe, error) from error
 
 
 def inputs_of(built: Built) -> dict[str, Array]:
@@ -82,15 +86,38 @@ def inputs_of(built: Built) -> dict[str, Array]:
     return {name: array for name, array in built.inputs.items() if name in needed}
 
 
-def evaluated(recipe: Recipe, check: str) -> Run:
+def evaluated(recipe: Recipe, check: str, analyse: bool = True) -> Run:
     """The recipe built, validated, analysed and evaluated."""
-    built = guarded(f"{check}: build", recipe, lambda: build(recipe))
+    namespace = guarded(f"{check}: build", recipe, lambda: execute(recipe.source))
+    built = Built(namespace["prog"], namespace["bounds"], namespace["inputs"])
+    check_types(recipe, namespace, check)
     guarded(f"{check}: graph", recipe, lambda: validate(built.program.graph))
     guarded(f"{check}: print", recipe, lambda: str(built.program.graph))
-    guarded(f"{check}: analyse", recipe, lambda: built.program.check(built.bounds))
+    if analyse:
+        guarded(f"{check}: analyse", recipe, lambda: built.program.check(built.bounds))
     graph, inputs = built.program.graph, inputs_of(built)
     result = guarded(f"{check}: run", recipe, lambda: evaluate(graph, built.bounds, inputs))
     return Run(recipe, built, result)
+
+
+def check_types(recipe: Recipe, namespace: Mapping[str, Any], check: str) -> None:
+    """Domains, shapes and dtypes are what the recipe says."""
+    for name, type in recipe.types().items():
+        tensor, places_ = namespace[name], places(recipe.dims, type.domain)
+        wanted = (tuple(namespace[d] for d in type.domain), len(type.shape), type.dtype)
+        if not isinstance(tensor, RecurrentTensor):
+            raise CheckError(f"{check}: types", recipe, f"{name} is a {tensor.__class__.__name__}")
+        if (tensor.domain, tensor.ndim, tensor.dtype.name) != wanted:
+            raise CheckError(f"{check}: types", recipe, f"{name} is {tensor!r}, not {type}")
+        for size, found in zip(type.shape, tensor.shape, strict=True):
+            if isinstance(size, int):
+                same = size == found
+            else:
+                here = [{namespace[s]: n for s, n in place.items()} for place in places_]
+                sizes = [size.evaluate(place) for place in places_]
+                same = sizes == [as_expr(found).evaluate(values) for values in here]
+            if not same:
+                raise CheckError(f"{check}: types", recipe, f"{name} has shape {tensor.shape}, not {type.shape}")
 
 
 # -- (b) against the meaning ------------------------------------------------------------------------------
@@ -109,16 +136,16 @@ def check_meaning(run: Run) -> None:
             expected = guarded("meaning", recipe, lambda s=s: meaning.records(s))
             found = [(tuple(r.point.values()), r.value) for r in records]
             if [p for p, _ in found] != [p for p, _ in expected]:
-                raise Failure("meaning", recipe, f"emit {s.name} has records at other points")
+                raise CheckError("meaning", recipe, f"emit {s.name} has records at other points")
             pairs = [(a, b) for (_, a), (_, b) in zip(found, expected, strict=True)]
         else:
             pairs = [(outputs[s.name], guarded("meaning", recipe, lambda s=s: meaning.output(s)))]
         for array, wanted in pairs:
             if not np.all(np.isfinite(array.astype(np.float64))):
-                raise Failure("finite", recipe, f"output {s.name} is not finite")
+                raise CheckError("finite", recipe, f"output {s.name} is not finite")
             problem = difference(array, wanted)
             if problem:
-                raise Failure("meaning", recipe, f"output {s.name} {problem}")
+                raise CheckError("meaning", recipe, f"output {s.name} {problem}")
 
 
 def opaque(recipe: Recipe) -> set[str]:
@@ -132,13 +159,13 @@ def opaque(recipe: Recipe) -> set[str]:
     return names
 
 
-def difference(found: Array, wanted: Array, exact: bool = False) -> str:
+def difference(found: Array, wanted: Array) -> str:
     """How two arrays differ, empty if they do not."""
     if found.shape != wanted.shape:
         return f"has shape {found.shape}, not {wanted.shape}"
     if found.dtype != wanted.dtype:
         return f"is {found.dtype}, not {wanted.dtype}"
-    tolerance = 0.0 if exact else TOLERANCES.get(found.dtype.name, 0.0)
+    tolerance = TOLERANCES.get(found.dtype.name, 0.0)
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     scale = 1 + np.max(np.abs(b), initial=0.0)
     wrong = ~(np.abs(a - b) <= tolerance * scale)
@@ -161,26 +188,13 @@ def check_rewrites(run: Run, choices: Choices) -> None:
     if recipe == run.recipe:
         return
     check = f"rewrite {' '.join(names)}"
-    rewritten = evaluated(recipe, check)
-    inexact = rounded(run.recipe)
+    rewritten = evaluated(recipe, check, analyse=choices.boolean())
     for s in run.recipe.statements:
         if isinstance(s, Output) and not s.emit:
             found, wanted = rewritten.result.outputs[s.name], run.result.outputs[s.name]
-            problem = difference(found, wanted, exact=not used(s) & inexact)
+            problem = difference(found, wanted)
             if problem:
-                raise Failure(check, recipe, f"output {s.name} {problem}")
-
-
-def rounded(recipe: Recipe) -> set[str]:
-    """The tensors that depend on gradients, whose sums may be taken in another order."""
-    names: set[str] = set()
-    size = -1
-    while size < len(names):
-        size = len(names)
-        for s in recipe.statements:
-            if isinstance(s, Gradients) or used(s) & names:
-                names.update(defines(s))
-    return names
+                raise CheckError(check, recipe, f"output {s.name} {problem}")
 
 
 # -- (d) broken -------------------------------------------------------------------------------------------
@@ -196,15 +210,15 @@ def check_broken(recipe: Recipe, choices: Choices) -> None:
     except (TempoError, NameError):
         return
     except Exception as error:
-        raise Failure("broken: build", broken, error) from error
+        raise CheckError("broken: build", broken, error) from error
     exact = outcome("broken: walk", broken, lambda: walk(graph, numbers))
     analysed = outcome("broken: analyse", broken, lambda: check_program(graph, built.bounds))
     if exact != analysed:
-        raise Failure("broken", broken, f"the walk says {exact}, the analysis {analysed}")
+        raise CheckError("broken", broken, f"the walk says {exact}, the analysis {analysed}")
     if exact == "fine":
         outcome("broken: run", broken, lambda: evaluate(graph, built.bounds, inputs_of(built)))
     elif runs(built):
-        raise Failure("broken", broken, f"the walk says {exact}, the oracle runs it")
+        raise CheckError("broken", broken, f"the walk says {exact}, the oracle runs it")
 
 
 def runs(built: Built) -> bool:
@@ -223,5 +237,5 @@ def outcome(check: str, recipe: Recipe, action: Any) -> str:
     except (DefinitionError, CausalityError, InputError) as error:
         return type(error).__name__
     except Exception as error:
-        raise Failure(check, recipe, error) from error
+        raise CheckError(check, recipe, error) from error
     return "fine"

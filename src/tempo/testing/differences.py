@@ -16,10 +16,11 @@ import numpy as np
 from tempo.reference import Result, evaluate
 from tempo.testing.choices import Choices
 from tempo.testing.meaning import Meaning
-from tempo.testing.recipe import (
+from tempo.testing.recipe import Dim, Recipe, build
+from tempo.testing.rewrites import here
+from tempo.testing.syntax import (
     Apply,
     Case,
-    Dim,
     Expression,
     Gradients,
     Input,
@@ -28,14 +29,11 @@ from tempo.testing.recipe import (
     Next,
     Output,
     Read,
-    Recipe,
     Recurrent,
     State,
     Statement,
     Type,
-    build,
 )
-from tempo.testing.rewrites import here
 from tempo.testing.terms import Number, Point, Symbol, Term
 
 Array = np.ndarray[Any, Any]
@@ -56,9 +54,7 @@ class Moved:
 
 def move(recipe: Recipe, name: str) -> Moved:
     """The recipe in which a tensor can be moved through an input."""
-    declared = next(
-        s for s in recipe.statements if isinstance(s, Input | Let | Recurrent | State) and s.name == name
-    )
+    declared = next(s for s in recipe.statements if isinstance(s, Input | Let | Recurrent | State) and s.name == name)
     meaning = Meaning(recipe, {}, {})
     domain = declared.type.domain
     natural = list(itertools.product(*(range(meaning.numbers[d]) for d in domain)))
@@ -73,16 +69,12 @@ def move(recipe: Recipe, name: str) -> Moved:
         return _moved_state(recipe, declared, points)
     starts = [min(steps) for steps in zip(*points, strict=True)]
     stops = [max(steps) + 1 for steps in zip(*points, strict=True)]
-    dims = tuple(
-        Dim(f"{d}_move", stop - start) for d, start, stop in zip(domain, starts, stops, strict=True)
-    )
+    dims = tuple(Dim(f"{d}_move", stop - start) for d, start, stop in zip(domain, starts, stops, strict=True))
     over = tuple(d.name for d in dims)
     changes: dict[Statement, Statement] = {}
     for case in recipe.statements:
         if isinstance(case, Case) and case.name == name:
-            target: tuple[Term, ...] = (
-                case.key if isinstance(case.key, tuple) else tuple(Symbol(d) for d in domain)
-            )
+            target: tuple[Term, ...] = case.key if isinstance(case.key, tuple) else tuple(Symbol(d) for d in domain)
             items = tuple(Point(term - start) for term, start in zip(target, starts, strict=True))
             added_case = replace(case, value=_plus(case.value, Read(extra, over, items), declared.type.dtype))
             changes[case] = added_case
@@ -137,7 +129,7 @@ def _moved(
 # -- the check --------------------------------------------------------------------------------------------
 
 
-class Disagreement(AssertionError):
+class DifferenceError(AssertionError):
     """A gradient that finite differences do not confirm."""
 
 
@@ -197,7 +189,7 @@ def _check(recipe: Recipe, loss: str, wrt: str, gradient: Array, choices: Choice
             errors.append((step, wanted))
         else:
             where = f" at {dict(zip(held, point, strict=True))}" if held else ""
-            raise Disagreement(
+            raise DifferenceError(
                 f"d({loss})/d({wrt}){where} along a direction is {found}, by differences "
                 + ", ".join(f"{wanted} (step {step})" for step, wanted in errors)
             )
@@ -211,4 +203,4 @@ def _at(losses: Array, domain: Names, point: Mapping[str, int]) -> float:
     return float(np.sum(losses[key]))
 
 
-__all__ = ["Disagreement", "Type", "check_gradients", "move"]
+__all__ = ["DifferenceError", "Type", "check_gradients", "move"]

@@ -13,7 +13,8 @@ from typing import Any
 from tempo.testing.choices import Choices
 from tempo.testing.functions import promote
 from tempo.testing.reading import Reader, Scope, Tensor, Value
-from tempo.testing.recipe import Apply, Dim, Expression, Holds, Literal, Shape, Steps
+from tempo.testing.recipe import Dim
+from tempo.testing.syntax import Apply, Expression, Holds, Literal, Shape, Steps
 from tempo.testing.terms import Combination, Comparison, Condition, Negation, Number, Symbol, Term
 
 FLOATS = ("float32", "float64", "bfloat16")
@@ -68,10 +69,18 @@ class Expressions(Reader):
 
     def _options(self, dtype: str) -> list[str]:
         if is_float(dtype):
-            return (
-                ["leaf", "unary", "unary", "binary", "binary", "binary", "scaled", "reduced", "reduced", "reduced"]
-                + ["chosen", "contracted", "taken", "converted", "rearranged", "attended", "positive"]
-            )
+            return [
+                "leaf",
+                "unary",
+                "unary",
+                "binary",
+                "binary",
+                "binary",
+                "scaled",
+                "reduced",
+                "reduced",
+                "reduced",
+            ] + ["chosen", "contracted", "taken", "converted", "rearranged", "attended", "positive"]
         if dtype == "int32":
             return ["leaf", "steps", "whole", "whole", "reduced", "taken", "chosen", "rearranged"] + (
                 ["steps"] if self.smooth else ["converted", "position", "position", "position"]
@@ -317,12 +326,12 @@ class Expressions(Reader):
     def _rearranged(self, scope: Scope, shape: Shape, dtype: str, depth: int) -> Value:
         """Spatial indexing, joining and turning round."""
         if not shape:
-            size = self.choices.integer(2, 3)
-            x = self.value(scope, (size,), dtype, depth)
-            return self.apply("space", [x], (), dtype, x.bound, key=(self._place_in(scope, size),))
-        size = shape[0]
+            length = self.choices.integer(2, 3)
+            x = self.value(scope, (length,), dtype, depth)
+            return self.apply("space", [x], (), dtype, x.bound, key=(self._place_in(scope, length),))
+        size, *others = shape
+        rest = tuple(others)
         assert isinstance(size, int)
-        rest = shape[1:]
         names = ["flip", "roll", "stack", "concatenate", "reshape", "pad", "space", "window", "repeat", "tile"]
         names += ["transpose"] * 3 * (len(shape) == 2) + ([] if self.smooth or dtype == "bool" else ["top_k"])
         name = self.choices.choice(names)
@@ -386,4 +395,3 @@ class Expressions(Reader):
 
 def is_symbolic(shape: Shape) -> bool:
     return any(isinstance(size, Term) for size in shape)
-

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tempo.testing.recipe import (
+from tempo.testing.recipe import Recipe
+from tempo.testing.syntax import (
     Apply,
     Case,
     Draw,
@@ -15,7 +16,6 @@ from tempo.testing.recipe import (
     Next,
     Output,
     Read,
-    Recipe,
     Recurrent,
     State,
     Steps,
@@ -79,7 +79,9 @@ def _place(term: Term) -> str:
 
 def _of_gradients(s: Gradients, recipe: Recipe) -> Iterator[str]:
     types = recipe.types()
-    declared = {d.name: type(d).__name__.lower() for d in recipe.statements if isinstance(d, Input | Let | Recurrent | State)}
+    declared = {
+        d.name: type(d).__name__.lower() for d in recipe.statements if isinstance(d, Input | Let | Recurrent | State)
+    }
     yield "gradient"
     if len(s.wrt) > 1:
         yield "gradient of several"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tempo import dtypes
-from tempo.testing.recipe import Apply, show
+from tempo.testing.syntax import Apply, show
 
 Array = np.ndarray[Any, Any]
 Meaning = Callable[..., Any]
@@ -94,7 +94,7 @@ def meaning(application: Apply, arguments: list[Any], attributes: dict[str, Any]
 
 
 def _gelu(x: Array) -> Array:
-    return x * 0.5 * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2)))
+    return np.asarray(x * 0.5 * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))))
 
 
 def _logsumexp(x: Array, axis: Any) -> Array:
@@ -147,7 +147,8 @@ def _space(x: Array, key: tuple[Any, ...]) -> Array:
 
 def _scatter_add(x: Array, indices: Array, updates: Array, axis: int) -> Array:
     total = x.copy()
-    np.add.at(total, (slice(None),) * axis + (indices,), updates)
+    key: Any = (slice(None),) * axis + (indices,)
+    np.add.at(total, key, updates)
     return total
 
 

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tempo.testing.checks import Failure, check
+from tempo.testing.checks import CheckError, check
 from tempo.testing.choices import RandomChoices
 from tempo.testing.features import features
 from tempo.testing.programs import Recipe, random_recipe
-from tempo.testing.shrinking import shrink
+from tempo.testing.shrinking import shrink, without_gradients
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ def recipe_of(seed: int, number: int) -> Recipe:
     return random_recipe(f"{seed}:{number}")
 
 
-def checked(recipe: Recipe, seed: int, number: int) -> Failure | None:
+def checked(recipe: Recipe, seed: int, number: int) -> CheckError | None:
     """The failure of a recipe under the choices of a seed and number, None if it passes."""
     try:
         check(recipe, RandomChoices(f"{seed}:{number}:checks"))
-    except Failure as failure:
+    except CheckError as failure:
         return failure
     except Exception as error:
-        return Failure("internal", recipe, error)
+        return CheckError("internal", recipe, error)
     return None
 
 
@@ -56,7 +56,7 @@ def run_one(task: tuple[int, int, bool]) -> Outcome:
     return Outcome(number, features(recipe), time.perf_counter() - start, text)
 
 
-def report(recipe: Recipe, failure: Failure, seed: int, number: int, smaller: bool) -> str:
+def report(recipe: Recipe, failure: CheckError, seed: int, number: int, smaller: bool) -> str:
     """What is printed of a failure."""
     lines = [f"== program {number} fails (again: --seed {seed} --only {number})", str(failure), "", recipe.source]
     if smaller:
@@ -69,12 +69,17 @@ def report(recipe: Recipe, failure: Failure, seed: int, number: int, smaller: bo
     return "\n".join(lines)
 
 
-def shrunk(recipe: Recipe, failure: Failure, seed: int, number: int) -> Recipe:
+def shrunk(recipe: Recipe, failure: CheckError, seed: int, number: int) -> Recipe:
     """A smaller recipe that fails in the same way."""
 
     def fails(candidate: Recipe) -> bool:
         found = checked(candidate, seed, number)
-        return found is not None and found.kind == failure.kind
+        if found is None or found.kind != failure.kind:
+            return False
+        # A program whose gradient cannot be computed must not turn into one that cannot be computed at all.
+        plain = without_gradients(candidate)
+        unlike = None if plain is None or plain == candidate else checked(plain, seed, number)
+        return unlike is None or unlike.kind != failure.kind
 
     return shrink(recipe, fails)
 

@@ -1,7 +1,7 @@
 """What a recipe means, computed straight from the data: an independent reading of the language in plain NumPy.
 
-It shares nothing with the oracle but NumPy: no graph, no index expressions, no primitives. Random draws and gradients are
-not computed here; their values are taken from a run.
+It shares nothing with the oracle but NumPy: no graph, no index expressions, no primitives. Random draws and
+gradients are not computed here; their values are taken from a run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.testing.functions import meaning
-from tempo.testing.recipe import (
+from tempo.testing.recipe import Assignment, Recipe, assignment, places
+from tempo.testing.syntax import (
     Apply,
-    Assignment,
     Case,
     Draw,
     Expression,
@@ -28,13 +28,10 @@ from tempo.testing.recipe import (
     Next,
     Output,
     Read,
-    Recipe,
     Recurrent,
     State,
     Steps,
     Type,
-    assignment,
-    places,
     symbols,
 )
 from tempo.testing.terms import Point, Span, Symbol, Term
@@ -53,15 +50,10 @@ class Meaning:
         self.types = recipe.types()
         self.numbers = {d.name: d.bound for d in recipe.dims}
         self.values: dict[tuple[str, Place], Array] = {}
-        self.declared = {
-            s.name: s for s in recipe.statements if isinstance(s, Input | Let | Recurrent | State)
-        }
+        self.declared = {s.name: s for s in recipe.statements if isinstance(s, Input | Let | Recurrent | State)}
         self.next = {s.name: s.value for s in recipe.statements if isinstance(s, Next)}
         self.like = {
-            g: w
-            for s in recipe.statements
-            if isinstance(s, Gradients)
-            for g, w in zip(s.names, s.wrt, strict=True)
+            g: w for s in recipe.statements if isinstance(s, Gradients) for g, w in zip(s.names, s.wrt, strict=True)
         }
         self.cases: dict[str, list[Case]] = {}
         for s in recipe.statements:
@@ -84,9 +76,7 @@ class Meaning:
         else:
             box = [range(self.numbers[d]) for d in domain]
         limits = self.recipe.values
-        rows = [
-            self.evaluate(read, {**limits, **dict(zip(domain, p, strict=True))}) for p in itertools.product(*box)
-        ]
+        rows = [self.evaluate(read, {**limits, **dict(zip(domain, p, strict=True))}) for p in itertools.product(*box)]
         return np.stack(rows).reshape((*(len(r) for r in box), *rows[0].shape))
 
     def records(self, statement: Output) -> list[tuple[Place, Array]]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tempo.testing.choices import Choices
-from tempo.testing.recipe import Dim, Expression, Names, Read, Shape, Type
+from tempo.testing.recipe import Dim
+from tempo.testing.syntax import Expression, Names, Read, Shape, Type
 from tempo.testing.terms import Item, Number, Point, Span, Symbol, Term, least, most
 
 Place = tuple[int, ...]
@@ -87,9 +88,7 @@ class Reader:
             return None
         for _ in range(4):
             chosen = self._subset(may_slice, sliced)
-            items = tuple(
-                self.span(scope, tensor, d) if d in chosen else self.point(scope, tensor, d) for d in domain
-            )
+            items = tuple(self.span(scope, tensor, d) if d in chosen else self.point(scope, tensor, d) for d in domain)
             if self.accept(scope, tensor, items):
                 return self.through(tensor, items)
         if not sliced:
@@ -109,9 +108,7 @@ class Reader:
         return Point(self.limit(dim) - 1, "last") if last else Point(Number(0), "first")
 
     def through(self, tensor: Tensor, items: tuple[Item, ...]) -> Value:
-        points = {
-            d: item.term for d, item in zip(tensor.type.domain, items, strict=True) if isinstance(item, Point)
-        }
+        points = {d: item.term for d, item in zip(tensor.type.domain, items, strict=True) if isinstance(item, Point)}
         shape = tuple(size if isinstance(size, int) else size.substitute(points) for size in tensor.type.shape)
         lengths = tuple(item.length for item in items if isinstance(item, Span))
         expression = Read(tensor.name, tensor.type.domain, items)
@@ -218,7 +215,9 @@ class Reader:
         zero = Number(0)
         kinds = ["all", "all", "constant"]
         if dim in scope.dims:
-            kinds += ["prefix"] * 3 + ["suffix"] * 2 + ["window"] * 2 + ["window ahead", "window around", "single", "block"]
+            kinds += (
+                ["prefix"] * 3 + ["suffix"] * 2 + ["window"] * 2 + ["window ahead", "window around", "single", "block"]
+            )
             if tensor.heights is not None and dim in self.directions:
                 kinds = ["before", "before window"]
         elif others:

@@ -7,21 +7,9 @@ from dataclasses import replace
 
 from tempo.testing.expressions import LARGEST, is_symbolic
 from tempo.testing.reading import Height, Place, Scope, Tensor, Value
-from tempo.testing.recipe import (
-    Assignment,
-    Case,
-    Key,
-    Literal,
-    Names,
-    Next,
-    Read,
-    Recurrent,
-    State,
-    Type,
-    assignment,
-    free_dims,
-)
+from tempo.testing.recipe import Assignment, assignment, free_dims
 from tempo.testing.statements import SHAPES, Statements
+from tempo.testing.syntax import Case, Key, Literal, Names, Next, Read, Recurrent, State, Type
 from tempo.testing.terms import Comparison, Number, Point, Symbol, Term
 
 # The values of a tensor defined by cases stay below this, so that reading it again does not make it grow.
@@ -54,9 +42,7 @@ class Recurrences(Statements):
             # Members of one dtype read each other more often.
             same = plans[0][0].type.dtype if plans and self.choices.boolean(0.7) else self.dtype()
             type = Type(domain, self.choices.choice(SHAPES), same)
-            tensor = Tensor(
-                self.name("y"), type, frozenset(where), SMALL.get(type.dtype, 2.0), "recurrent", heights
-            )
+            tensor = Tensor(self.name("y"), type, frozenset(where), SMALL.get(type.dtype, 2.0), "recurrent", heights)
             plans.append((tensor, keys, where))
             self.add(Recurrent(tensor.name, type), tensor)
         for _ in range(self.choices.integer(0, 2) if self.choices.boolean(0.4) else 0):
@@ -127,15 +113,11 @@ class Recurrences(Statements):
         }
         return [key for n, key in enumerate(keys) if n in applying]
 
-    def _define(
-        self, tensor: Tensor, keys: Sequence[Key], where: Assignment
-    ) -> None:
+    def _define(self, tensor: Tensor, keys: Sequence[Key], where: Assignment) -> None:
         assert tensor.heights is not None
         for n, key in enumerate(keys):
             mine = [(place, tensor.heights[p]) for p, (case, place) in where.items() if case == n]
-            scope = Scope(
-                free_dims(tensor.type.domain, key), [place for place, _ in mine], limits=[h for _, h in mine]
-            )
+            scope = Scope(free_dims(tensor.type.domain, key), [place for place, _ in mine], limits=[h for _, h in mine])
             depth = self.choices.integer(0, 1) if n < len(keys) - 1 else self.choices.integer(1, 2)
             value = self.value(scope, tensor.type.shape, tensor.type.dtype, depth)
             if n == len(keys) - 1 and not self.choices.boolean(0.15):
@@ -238,4 +220,3 @@ class Recurrences(Statements):
         small = self.apply("*", [Literal(0.1), small], here.shape, dtype, 0.1)
         self.add(Next(weights.name, self.apply("-", [here, small], here.shape, dtype, TRAINED).expression))
         self._close(first)
-

@@ -1,19 +1,20 @@
 """Recipes rewritten into others of the same meaning.
 
 A rewrite is a function of a recipe and choices that gives a recipe, the same one where it does not apply. Apart from
-rounding in gradients (which may be added up in another order), the results stay the same.
+rounding (sums may be taken in another order), the results stay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from tempo.testing.choices import Choices
-from tempo.testing.recipe import (
+from tempo.testing.recipe import Dim, Recipe, assignment
+from tempo.testing.syntax import (
     Apply,
     Case,
-    Dim,
     Draw,
     Expression,
     Gradients,
@@ -24,12 +25,10 @@ from tempo.testing.recipe import (
     Next,
     Output,
     Read,
-    Recipe,
     Recurrent,
     State,
     Statement,
     Type,
-    assignment,
     changed,
     defines,
     used,
@@ -228,7 +227,7 @@ def reorder_cases(recipe: Recipe, choices: Choices) -> Recipe:
     for name in {s.name for s in statements if isinstance(s, Case)}:
         places = [n for n, s in enumerate(statements) if isinstance(s, Case) and s.name == name]
         # From the end, so that the places in front stay what they are.
-        for first, second in reversed(list(zip(places, places[1:], strict=False))):
+        for first, second in reversed(list(pairwise(places))):
             a, b = statements[first], statements[second]
             assert isinstance(a, Case) and isinstance(b, Case)
             domain = types[name].domain
@@ -277,11 +276,7 @@ def _as_condition(domain: Names, key: Key) -> Condition | None:
 
 def let_as_recurrent(recipe: Recipe, choices: Choices) -> Recipe:
     """``a = ...`` as a recurrent tensor of one case."""
-    possible = [
-        s
-        for s in recipe.statements
-        if isinstance(s, Let) and s.type.domain and not isinstance(s.value, Draw)
-    ]
+    possible = [s for s in recipe.statements if isinstance(s, Let) and s.type.domain and not isinstance(s.value, Draw)]
     if not possible:
         return recipe
     chosen = choices.choice(possible)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tempo.testing.expressions import LARGEST, UNARY, Expressions, is_float, is_symbolic
 from tempo.testing.reading import Scope, Value
-from tempo.testing.recipe import Expression, Literal, Read, Shape, Size, Steps
+from tempo.testing.syntax import Expression, Literal, Read, Shape, Size, Steps
 
 # No slice of a recipe is longer: bounds go up to 5, states and x[t + 1] reach one step further.
 LONGEST = 6
@@ -183,9 +183,7 @@ class Sequences(Expressions):
         base = self.apply("full", [], (3,), x.dtype, 0.5, shape=(3,), value=0.5)
         positions = self.apply("arange", [], (size,), "int32", LONGEST, size=size)
         positions = self.apply("%", [positions, Literal(3)], (size,), "int32", 2.0)
-        result = self.apply(
-            "scatter_add", [base, positions, x], (3,), x.dtype, x.bound * LONGEST + 1, axis=0
-        )
+        result = self.apply("scatter_add", [base, positions, x], (3,), x.dtype, x.bound * LONGEST + 1, axis=0)
         return self.bounded(result, LARGEST)
 
     # -- reading by tensors -------------------------------------------------------------------------------
@@ -226,4 +224,3 @@ class Sequences(Expressions):
         other = self._alongside(scope, keys) if isinstance(keys.expression, Read) else None
         values = keys if other is None else self.cast(other, dtype)
         return self.fit(self.apply("@", [weights, values], rest, dtype, values.bound), shape)
-

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tempo.testing.recipe import (
+from tempo.testing.recipe import Recipe, without_unused
+from tempo.testing.syntax import (
     Apply,
     Case,
+    Draw,
     Expression,
     Gradients,
     Input,
     Let,
+    Names,
+    Next,
     Output,
     Read,
-    Recipe,
     Recurrent,
+    Shape,
     State,
     Statement,
     Type,
@@ -25,8 +29,8 @@ from tempo.testing.recipe import (
     parts,
     symbols,
     used,
-    without_unused,
 )
+from tempo.testing.syntax import changed as with_changed_parts
 from tempo.testing.terms import Number, Point, Symbol
 
 Fails = Callable[[Recipe], bool]
@@ -67,6 +71,26 @@ def mentioned(statement: Statement) -> set[str]:
         keys = statement.key if isinstance(statement.key, tuple) else (statement.key,)
         found.update(*(key.symbols() for key in keys))
     return found
+
+
+def without_gradients(recipe: Recipe) -> Recipe | None:
+    """The recipe with its losses as results in the place of their gradients; None if it cannot do without these."""
+    gone: set[str] = set()
+    kept: list[Statement] = []
+    types = recipe.types()
+    for s in recipe.statements:
+        if isinstance(s, Gradients):
+            gone.update(s.names)
+            domain = types[s.loss].domain
+            here = Read(s.loss, domain, tuple(Point(Symbol(d), "here") for d in domain))
+            kept.append(Output(f"loss{len(kept)}", here))
+        elif not used(s) & gone:
+            kept.append(s)
+        elif isinstance(s, Let | Output):
+            gone.update(defines(s))
+        else:
+            return None
+    return without_unused(replace(recipe, statements=tuple(kept)))
 
 
 def size(recipe: Recipe) -> tuple[int, int, int]:
@@ -111,16 +135,48 @@ def without_tensor(recipe: Recipe, name: str) -> Recipe:
 
 def with_statement(recipe: Recipe, n: int, statement: Statement) -> Recipe:
     changed = (*recipe.statements[:n], statement, *recipe.statements[n + 1 :])
-    return without_unused(replace(recipe, statements=changed))
+    return without_unused(retyped(replace(recipe, statements=changed)))
+
+
+def retyped(recipe: Recipe) -> Recipe:
+    """The recipe with the domains of named values, and the reads of these, fitted to what they now are."""
+    domains: dict[str, Names] = {name: type.domain for name, type in recipe.types().items()}
+    statements: list[Statement] = []
+
+    def fit(part: Expression) -> Expression:
+        if not isinstance(part, Read) or domains[part.name] == part.over:
+            return part
+        kept = domains[part.name]
+        items = tuple(item for d, item in zip(part.over, part.items, strict=True) if d in kept)
+        return Read(part.name, kept, items)
+
+    for s in recipe.statements:
+        s = with_changed_parts(s, fit)
+        if isinstance(s, Let):
+            found = symbols(s.value)
+            domains[s.name] = tuple(d.name for d in recipe.dims if d.name in found)
+            s = replace(s, type=replace(s.type, domain=domains[s.name]))
+        elif isinstance(s, Gradients):
+            domains.update({g: domains[w] for g, w in zip(s.names, s.wrt, strict=True)})
+        statements.append(s)
+    return replace(recipe, statements=tuple(statements))
 
 
 def smaller_statements(statement: Statement, recipe: Recipe) -> Iterator[Statement]:
     types = recipe.types()
     for expression in expressions(statement):
+        if isinstance(statement, Let) and not isinstance(expression, Draw):
+            shape, dtype = statement.type.shape, statement.type.dtype
+            yield replace(statement, value=constant(dtype, shape))
         for part in parts(expression):
             for smaller in smaller_expressions(part, types):
                 changed = _replace(statement, expression, _substituted(expression, part, smaller))
                 yield changed
+
+
+def constant(dtype: str, shape: Shape = ()) -> Expression:
+    """The simplest expression of a dtype."""
+    return Apply("full", (), dtype, (("shape", shape), ("value", True if dtype == "bool" else 1)))
 
 
 def smaller_expressions(part: Expression, types: dict[str, Type]) -> Iterator[Expression]:
@@ -128,11 +184,9 @@ def smaller_expressions(part: Expression, types: dict[str, Type]) -> Iterator[Ex
     if isinstance(part, Apply):
         yield from operands(part)
         if part.function != "full":
-            one = True if part.dtype == "bool" else 1
-            yield Apply("full", (), part.dtype, (("shape", ()), ("value", one)))
+            yield constant(part.dtype)
     elif isinstance(part, Read):
-        dtype = types[part.name].dtype
-        yield Apply("full", (), dtype, (("shape", ()), ("value", True if dtype == "bool" else 1)))
+        yield constant(types[part.name].dtype)
         for n, (d, item) in enumerate(zip(part.over, part.items, strict=True)):
             if isinstance(item, Point) and item.term not in (Symbol(d), Number(0)):
                 for simple in (Point(Symbol(d), "here"), Point(Number(0), "first")):
@@ -150,8 +204,9 @@ def _substituted(expression: Expression, part: Expression, smaller: Expression) 
 
 
 def _replace(statement: Statement, old: Expression, new: Expression) -> Statement:
-    if isinstance(statement, State):
-        return replace(statement, init=new)
-    if isinstance(statement, Let):
-        return replace(statement, value=new)
-    return replace(statement, value=new)  # type: ignore[call-arg]
+    match statement:
+        case State():
+            return replace(statement, init=new)
+        case Let() | Case() | Next() | Output():
+            return replace(statement, value=new)
+    return statement

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from tempo.testing.choices import Choices
 from tempo.testing.expressions import FLOATS, is_float, is_symbolic
 from tempo.testing.reading import Height, Place, Scope, Tensor, Value
-from tempo.testing.recipe import (
-    Dim,
+from tempo.testing.recipe import Dim, places
+from tempo.testing.sequences import Sequences
+from tempo.testing.syntax import (
     Draw,
     Gradients,
     Input,
@@ -21,11 +22,9 @@ from tempo.testing.recipe import (
     Statement,
     Type,
     defines,
-    places,
     symbols,
     used,
 )
-from tempo.testing.sequences import Sequences
 from tempo.testing.terms import Item, Number, Point, Span, Symbol, Term
 
 SHAPES: tuple[Shape, ...] = ((), (), (2,), (3, 2))
@@ -273,4 +272,3 @@ class Statements(Sequences):
     def varies(self, shape: Shape) -> bool:
         """Whether a shape differs from point to point."""
         return any(isinstance(size, Term) and size.symbols() & set(self.all) for size in shape)
-

@@ -1,0 +1,184 @@
+"""Random programs through all checks, and the generator that makes them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tempo.testing import CheckError, RandomChoices, build, check, random_recipe, run
+from tempo.testing.broken import BREAKINGS
+from tempo.testing.features import features
+from tempo.testing.fuzz import checked, main, recipe_of, shrunk
+from tempo.testing.recipe import Recipe
+from tempo.testing.rewrites import REWRITES
+from tempo.testing.strategies import programs
+from tempo.testing.syntax import Output
+
+SLOW = settings(
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@SLOW
+@given(programs(), st.integers(0, 2**16))
+def test_random_programs_pass_all_checks(recipe: Recipe, seed: int) -> None:
+    check(recipe, RandomChoices(seed))
+
+
+# -- the generator ----------------------------------------------------------------------------------------
+
+DRAWN = 1500
+
+# What the programs of 1500 seeds must use at least this often.
+WANTED = {
+    **{f"dims {n}": 100 for n in (1, 2, 3)},
+    **{f"bound {n}": 100 for n in (1, 2, 3, 4, 5)},
+    **{f"dtype {d}": 100 for d in ("float32", "float64", "bfloat16", "int32", "bool")},
+    **{f"shape {s}": 200 for s in ("()", "(2,)", "(3, 2)")},
+    **{f"index {kind}": 50 for kind in ("shift", "clamped", "reversed", "extremum", "//", "%", "constant")},
+    **{f"index {kind}": 50 for kind in ("here", "first", "last", "scaled", "other", "joined")},
+    **{f"slice {kind}": 30 for kind in ("all", "constant", "prefix", "suffix", "window", "window around")},
+    **{f"slice {kind}": 10 for kind in ("single", "block", "other prefix", "over several dims")},
+    **{f"case {kind}": 50 for kind in ("condition", "pinned first", "pinned last", "shifted")},
+    **{f"recurrence {kind}": 50 for kind in ("forward", "backward", "over a slice", "of several tensors")},
+    **{f"random {kind}": 5 for kind in ("normal", "uniform", "randint", "bernoulli", "categorical", "permutation")},
+    **{f"gradient {kind}": 50 for kind in ("of input", "of recurrent", "of state", "of let", "of several")},
+    **{f"gradient {kind}": 50 for kind in ("of second order", "with held dims", "with summed dims")},
+    **{f"function {name}": 30 for name in ("sum", "softmax", "@", "cumsum", "take", "where", "astype", "space")},
+    **{f"function {name}": 5 for name in ("sort", "argmax", "argmin", "argsort", "max", "min", "prod", "mean")},
+    **{f"function {name}": 5 for name in ("cummax", "linear_scan", "one_hot", "scatter_add", "einsum", "top_k")},
+    "state over 1": 50,
+    "state over 2": 50,
+    "state with parallel copies": 10,
+    "training": 50,
+    "shape symbolic": 50,
+    "let of a view": 20,
+    "emit": 50,
+    "output of an index": 50,
+    "step as a tensor": 50,
+    "condition as a tensor": 50,
+}
+
+
+def test_the_generator_covers_all_features() -> None:
+    counts: Counter[str] = Counter()
+    for number in range(DRAWN):
+        counts.update(features(recipe_of(0, number)))
+    missing = {name: counts[name] for name, least in WANTED.items() if counts[name] < least}
+    assert not missing
+
+
+def test_a_seed_gives_the_same_program_every_time() -> None:
+    for seed in range(50):
+        assert random_recipe(seed) == random_recipe(seed)
+    assert len({random_recipe(seed).source for seed in range(50)}) > 45
+
+
+def test_the_source_of_a_recipe_is_a_program_of_its_own() -> None:
+    """Pasted somewhere else, it gives the same results."""
+    for seed in range(20):
+        recipe = random_recipe(seed)
+        ast.parse(recipe.source)
+        built = build(recipe)
+        again = run(recipe.source, "pasted")
+        assert {str(b): n for b, n in built.bounds.items()} == {str(b): n for b, n in again.bounds.items()}
+        for name, array in built.inputs.items():
+            np.testing.assert_array_equal(array, again.inputs[name])
+
+
+def test_programs_are_drawn_without_hypothesis() -> None:
+    """It is a dependency of development only."""
+    code = "import sys, tempo.testing.fuzz; sys.exit('hypothesis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
+# -- the checks find what they should ---------------------------------------------------------------------
+
+
+def test_every_rewrite_applies_somewhere() -> None:
+    unused = {rewrite.__name__ for rewrite in REWRITES}
+    for number in range(60):
+        recipe = recipe_of(0, number)
+        for rewrite in REWRITES:
+            if rewrite(recipe, RandomChoices(number)) != recipe:
+                unused.discard(rewrite.__name__)
+    assert not unused
+
+
+def test_every_way_of_breaking_breaks_something() -> None:
+    unused = {breaking.__name__ for breaking in BREAKINGS}
+    for number in range(60):
+        recipe = recipe_of(0, number)
+        for breaking in BREAKINGS:
+            if breaking(recipe, RandomChoices(number)) != recipe:
+                unused.discard(breaking.__name__)
+    assert not unused
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Tempo in which tanh is something else."""
+    from tempo.ops import elementwise
+
+    monkeypatch.setattr(elementwise, "TANH", elementwise.SIN)
+
+
+def test_a_wrong_operation_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch)
+    number, recipe, failure = next(
+        (number, recipe, failure)
+        for number in range(100)
+        if "function tanh" in features(recipe := recipe_of(0, number))
+        and (failure := checked(recipe, 0, number)) is not None
+        and failure.check == "meaning"
+    )
+    small = shrunk(recipe, failure, 0, number)
+    assert len(small.source) < len(recipe.source)
+    assert len(small.statements) <= 6
+    assert "tanh" in small.source
+    assert any(isinstance(s, Output) for s in small.statements)
+    with pytest.raises(CheckError, match="meaning"):
+        check(small, RandomChoices(0))
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from tempo.ops import elementwise
+
+    zero = replace(elementwise.TANH, gradient=lambda g, out, x: (0 * g,))
+    monkeypatch.setattr(elementwise, "TANH", zero)
+    found = [checked(recipe_of(0, number), 0, number) for number in range(60)]
+    assert any(failure is not None and failure.check == "gradients" for failure in found)
+
+
+def test_the_command_reports_a_failure_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong(monkeypatch)
+    assert main(["--count", "30", "--jobs", "1", "--most-failures", "1", "--no-shrink"]) == 1
+    printed = capsys.readouterr().out
+    assert "(again: --seed 0 --only " in printed
+    assert "import tempo as tp" in printed
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--count", "3", "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "programs that used each feature:" in printed
+    assert "3 programs in " in printed
+
+
+def test_only_runs_one_program_and_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "2"]) == 0
+    assert capsys.readouterr().out.startswith(recipe_of(0, 2).source)
