@@ -45,6 +45,8 @@ def use_device(name: str | None) -> Any:
     """Make a device the one that everything runs on."""
     # Compile times are results here, so that compiled programs must not come from the disk.
     jax.config.update("jax_enable_compilation_cache", False)
+    # Our products are exact in float32; on a GPU, JAX's default would be TF32, which is faster and less exact.
+    jax.config.update("jax_default_matmul_precision", "highest")
     if name == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -63,10 +65,10 @@ class Ready:
     """A compiled program with its inputs on the device; calling it gives its outputs, on the device."""
 
     call: Run
+    program: Run
+    """The XLA program alone, without what our runtime does before it starts."""
     figures: Mapping[str, Any]
     """What is known before it runs: compile times, bytes."""
-    program: Run | None = None
-    """The XLA program alone, without what our runtime does before it starts."""
 
     def __call__(self) -> dict[str, Array]:
         found: dict[str, Array] = jax.block_until_ready(self.call())
@@ -87,7 +89,11 @@ def compile_tempo(prog: tp.Program, bounds: Mapping[Any, int], arrays: Mapping[s
     }
     # Programs leave inputs out that nothing needs.
     needed = {name: arrays[name] for name in machine.inputs}
-    return Ready(lambda: machine.run(arrays)[0], figures, lambda: jax.block_until_ready(machine.compiled(needed)))
+    return Ready(
+        call=lambda: machine.run(arrays)[0],
+        program=lambda: jax.block_until_ready(machine.compiled(needed)),
+        figures=figures,
+    )
 
 
 def compile_jax(function: Callable[..., dict[str, Array]], arrays: Mapping[str, Array]) -> Ready:
@@ -97,7 +103,12 @@ def compile_jax(function: Callable[..., dict[str, Array]], arrays: Mapping[str, 
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     sizes = (memory.temp_size_in_bytes, memory.output_size_in_bytes, memory.argument_size_in_bytes)
-    return Ready(lambda: compiled(**arrays), {"xla_s": seconds, "bytes_xla": sum(sizes)})
+
+    def call() -> dict[str, Array]:
+        found: dict[str, Array] = jax.block_until_ready(compiled(**arrays))
+        return found
+
+    return Ready(call, call, {"xla_s": seconds, "bytes_xla": sum(sizes)})
 
 
 def count_dispatches(run: Executable, arrays: Mapping[str, Array]) -> int:
@@ -136,14 +147,16 @@ def relative_error(found: Mapping[str, Array], expected: Mapping[str, Array]) ->
 # -- time --------------------------------------------------------------------------------------------------------
 
 
-def interleaved(runs: Mapping[str, Run], seconds: float, least: int = 7, most: int = 201) -> dict[str, list[float]]:
-    """The milliseconds of each run of several systems, A B A B ..., for about so many seconds and ``least`` rounds."""
+def interleaved(
+    runs: Mapping[str, Run], seconds: float, least_rounds: int = 7, most_rounds: int = 201
+) -> dict[str, list[float]]:
+    """The milliseconds of each run of several systems, A B A B ..., after one that is not counted."""
     for run in runs.values():
         run()
     found: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()
-    for n in range(most):
-        if n >= least and time.perf_counter() - begin > seconds:
+    for n in range(most_rounds):
+        if n >= least_rounds and time.perf_counter() - begin > seconds:
             break
         for name, run in runs.items():
             start = time.perf_counter()
@@ -152,16 +165,13 @@ def interleaved(runs: Mapping[str, Run], seconds: float, least: int = 7, most: i
     return found
 
 
-def fastest(variants: Mapping[str, Ready], seconds: float) -> tuple[str, dict[str, float]]:
-    """The fastest of several ways to write the same thing, and the milliseconds of each.
-
-    The least time decides, not the median: on a shared machine it is the one that says most about the program.
-    """
-    times = {name: min(ms) for name, ms in interleaved(variants, seconds, least=3).items()}
-    return min(times, key=times.__getitem__), times
+def least(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """The shortest time of each system: on a shared machine it says most about the program itself."""
+    return {name: min(ms) for name, ms in times.items()}
 
 
-median = statistics.median
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(ms) for name, ms in times.items()}
 
 
 # -- results -----------------------------------------------------------------------------------------------------

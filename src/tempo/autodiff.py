@@ -29,7 +29,7 @@ from tempo.graph.structural import ACCUMULATE, RECURRENT
 from tempo.graph.traversal import reachable
 from tempo.ops.creation import FULL
 from tempo.ops.elementwise import COPY
-from tempo.source import SourceLine, user_line
+from tempo.source import SourceLine, attributed_to, user_line
 from tempo.symbolic import (
     TRUE,
     Condition,
@@ -179,7 +179,8 @@ def expand(program: Program) -> Cases:
             # All are looked at before any is written out: what is written makes the others harder to see through.
             expansions = [_Expansion(program, r, group, cases, pending) for r in ready for group in _groups(r)]
             for expansion in expansions:
-                expansion.write()
+                with attributed_to(expansion.request.source):
+                    expansion.write()
             pending = [r for r in pending if r not in ready]
     return cases
 

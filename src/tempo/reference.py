@@ -356,8 +356,11 @@ class Interpreter:
         natural = self.box(edge.domain)
         if edge.node.op is not RECURRENT or not edge.is_here:
             return natural
-        for spans in (self.producer_spans(edge.node), natural):
-            if all(self.case_at(edge.node, p) is not None for p in itertools.product(*spans)):
+        around = itertools.product(*self.producer_spans(edge.node))
+        points = {p for p in around if self.case_at(edge.node, p) is not None}
+        box = [range(min(steps), max(steps) + 1) for steps in zip(*points, strict=True)]
+        for spans in (box, natural):
+            if points.issuperset(itertools.product(*spans)):
                 return spans
         gap = next(p for p in itertools.product(*natural) if self.case_at(edge.node, p) is None)
         raise undefined(self, (edge.node, gap), (), (f"output '{name}'", edge))

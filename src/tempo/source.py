@@ -5,6 +5,9 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -26,8 +29,24 @@ class SourceLine:
         return f"{place}: {self.text}" if self.text else place
 
 
+_attributed: ContextVar[SourceLine | None] = ContextVar("attributed", default=None)
+
+
+@contextmanager
+def attributed_to(line: SourceLine) -> Iterator[None]:
+    """What is made inside was asked for at this line, whoever is on the call stack."""
+    token = _attributed.set(line)
+    try:
+        yield
+    finally:
+        _attributed.reset(token)
+
+
 def user_line() -> SourceLine:
     """The innermost line on the call stack that is not Tempo's own."""
+    attributed = _attributed.get()
+    if attributed is not None:
+        return attributed
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

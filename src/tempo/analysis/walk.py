@@ -19,8 +19,9 @@ class _Walker(Interpreter):
         return None
 
 
-def walk(graph: Graph, numbers: Mapping[Any, int]) -> None:
-    """Raise the error of the first needed value that is undefined or depends on itself."""
+def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[tuple[Node, Point]]:
+    """All values that are needed, each after those it needs. Raises the error of the first that is undefined or depends
+    on itself."""
     walker = _Walker(graph.cases, {}, numbers, {})
     for node in graph.nodes:
         if node.op is HOST:
@@ -34,3 +35,4 @@ def walk(graph: Graph, numbers: Mapping[Any, int]) -> None:
     for wanted, edge in (*emits, *stops):
         for point in itertools.product(*walker.box(edge.domain)):
             walker.visit(edge, dict(zip(edge.domain, point, strict=True)), wanted)
+    return list(walker.values)

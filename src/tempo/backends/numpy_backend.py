@@ -19,6 +19,7 @@ from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.schedule.storage import Latest, Storage
 from tempo.symbolic import Slice
+from tempo.symbolic.polyhedral import contains
 
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +105,13 @@ class NumpyMachine:
             choices.append(steps_)
         for point in itertools.product(*choices):
             here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
-            value = self.value(statement, node, here)
+            try:
+                value = self.value(statement, node, here)
+            except (IndexError, ValueError):
+                # Points between those at which a node is needed are computed with them, from whatever is there.
+                if contains(self.schedule.needed[node], {d.name: p for d, p in zip(node.domain, point, strict=True)}):
+                    raise
+                continue
             if value is not None:
                 index = self.slots(node, point)
                 self.stores[node][(*index, *(slice(0, n) for n in value.shape))] = value
@@ -126,7 +133,11 @@ class NumpyMachine:
 
     def slots(self, node: Node, point: tuple[int, ...]) -> tuple[int, ...]:
         kept = self.storage.stores[node].dims
-        return tuple(k.slot(p) for p, k in zip(point, kept.values(), strict=True) if not isinstance(k, Latest))
+        return tuple(
+            min(max(k.slot(p), 0), k.size - 1)
+            for p, k in zip(point, kept.values(), strict=True)
+            if not isinstance(k, Latest)
+        )
 
     def read(self, edge: Edge, here: Mapping[Any, int]) -> Array:
         spans = []
@@ -134,7 +145,9 @@ class NumpyMachine:
             spans.append(item.evaluate(here) if isinstance(item, Slice) else [item.evaluate(here)])
         shape = resolve(edge.shape, here)
         axes = [len(s) for s, item in zip(spans, edge.index, strict=True) if isinstance(item, Slice)]
-        result = np.empty(shape, edge.dtype)
+        result = np.zeros(shape, edge.dtype)
+        if edge.node not in self.stores:  # needed nowhere: only slices of no length read it
+            return result
         inner = tuple(slice(0, n) for n in shape[len(axes) :])
         for position, point in zip(np.ndindex(*axes), itertools.product(*spans), strict=True):
             result[position] = self.stores[edge.node][(*self.slots(edge.node, point), *inner)]

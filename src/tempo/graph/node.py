@@ -42,8 +42,8 @@ class Primitive:
     derivative zero. Attributes may hold index expressions; ``reference`` sees their values at the point.
 
     ``jax(jx, *operands, **attributes)`` is the same on JAX arrays, for one point, where axes whose size depends on
-    the point are padded: ``operands`` are ``backends.jax.padded.Padded``, sizes in attributes that depend on the point are
-    ``Extent``, and what lies in the padding of the result does not matter.
+    the point are padded: ``operands`` are ``backends.jax.padded.Padded``, sizes in attributes that depend on the
+    point are ``Extent``, and what lies in the padding of the result does not matter.
     """
 
     name: str

@@ -40,9 +40,10 @@ from tempo.symbolic import (
     maximum,
     minimum,
 )
-from tempo.symbolic.condition import And, AtLeastZero
+from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
+from tempo.symbolic.expr import FloorDiv, Max, Min
 from tempo.symbolic.grid import Grid
-from tempo.symbolic.intervals import extremes
+from tempo.symbolic.intervals import at_least, extremes
 from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
 
@@ -125,15 +126,23 @@ class _Part:
         self.only_where = conjunction(rest)
         self.outer = [p for p in hits if not p.symbols() & set(self.axes)]
         self.mask = [p for p in hits if p.symbols() & set(self.axes)]
+        if self.together:
+            self.read_only_hits()
+        for d, span in self.spans.items():
+            if not at_least(span.stop, span.start):
+                self.spans[d] = Slice(span.start, maximum(span.start, span.stop))
 
     def narrow(self, part: Condition) -> bool:
         """Take a condition such as ``t >= 1`` into the span of the one free dim that it is about."""
         if not isinstance(part, AtLeastZero) or len(dims := dims_of(part.symbols())) != 1:
             return False
-        (d,) = dims
-        factor = dict(part.expr.terms).get(d, 0)
-        offset = part.expr - factor * d
-        if d in offset.symbols() or factor not in (1, -1):
+        return self.restrict(dims[0], dims[0], part.expr)
+
+    def restrict(self, d: Dim, name: Dim, expr: Expr) -> bool:
+        """Take ``expr >= 0`` into the span of free dim ``d``, which is called ``name`` in it."""
+        factor = dict(expr.terms).get(name, 0)
+        offset = expr - factor * name
+        if name in offset.symbols() or factor not in (1, -1):
             return False
         span = self.spans[d]
         if factor == 1:
@@ -141,6 +150,15 @@ class _Part:
         else:
             self.spans[d] = Slice(span.start, minimum(span.stop, offset + 1))
         return True
+
+    def read_only_hits(self) -> None:
+        """Where the producer's other steps may need this very point, read no steps but those that can hit it."""
+        for part in [*self.mask, *self.inside]:
+            for d, u in zip(self.free, self.axes, strict=True):
+                if set(dims_of(part.symbols())) & set(self.axes) != {u}:
+                    continue
+                for expr in _bounds_in(part):
+                    self.restrict(d, u, expr)
 
     def value(self) -> Edge:
         """The part as an edge over the target's domain."""
@@ -313,3 +331,22 @@ class _Part:
         if set(order) & {d for size in edge.shape if isinstance(size, Expr) for d in size.symbols()}:
             return None
         return Edge(edge.node, tuple(index)), tuple(order)
+
+
+def _bounds_in(condition: Condition) -> list[Expr]:
+    """Expressions that are not negative wherever a condition holds."""
+    if isinstance(condition, AtLeastZero):
+        return [condition.expr]
+    if not isinstance(condition, EqualsZero):
+        return []
+    for atom, c in condition.expr.terms:
+        if isinstance(atom, FloorDiv) and c in (1, -1):
+            # q == e//n  is  n*q <= e <= n*q + n - 1
+            q = (atom - condition.expr) if c == 1 else (atom + condition.expr)
+            low = atom.dividend - q * atom.divisor
+            return [low, -low + atom.divisor - 1]
+        if isinstance(atom, Min | Max) and c in (1, -1):
+            # q == min(a, b)  says that neither is below q
+            q = (atom - condition.expr) if c == 1 else (atom + condition.expr)
+            return [a - q if isinstance(atom, Min) else q - a for a in atom.arguments]
+    return [condition.expr, -condition.expr]

@@ -20,6 +20,8 @@ from typing import Any
 from tempo.analysis.causality import components, steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
+from tempo.analysis.walk import walk
+from tempo.errors import CausalityError
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import reachable
@@ -31,6 +33,9 @@ from tempo.symbolic.polyhedral import span
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
 KEEP_BYTES = 256 * 2**20
+
+# A circle that no dim carries is unrolled up to this many values.
+MOST_UNROLLED = 5000
 
 # Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
 # random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
@@ -92,6 +97,8 @@ class Schedule:
     dependences: tuple[Dependence, ...]
     spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
     """Per node and dim, the first and the last step at which it is needed."""
+    needed: Mapping[Node, Points]
+    """Per node, the points at which it is needed."""
     results: Mapping[str, tuple[range, ...]]
     """Per output, the steps that are handed out."""
 
@@ -104,19 +111,21 @@ class Schedule:
 def schedule(graph: Graph, numbers: Mapping[Any, int]) -> Schedule:
     """Loops for a graph, with its bounds' numbers."""
     relations = Relations(graph, numbers)
-    needed, _ = needed_points(relations)
+    needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
     dependences = tuple(
         Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index), numbers)
         for node in graph.nodes
         if node in needed
         for r in relations.reads(node)
+        if r.producer in needed
     )
     builder = _Builder(graph, numbers, needed)
+    exact = {node: dict(spans) for node, spans in builder.spans.items()}
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
     places = {node: frozenset(found) for node, found in builder.places.items()}
-    results = {name: _handed_out(relations, edge, builder.spans) for name, edge in graph.outputs.items()}
-    return Schedule(tuple(trees), places, dependences, builder.spans, results)
+    results = {name: _handed_out(relations, edge, exact) for name, edge in graph.outputs.items()}
+    return Schedule(tuple(trees), places, dependences, builder.spans, needed, results)
 
 
 def _handed_out(
@@ -133,11 +142,13 @@ def _handed_out(
 
 @dataclass
 class _Group:
-    """Nodes that share a loop, or that stand in no further loop (``family`` None)."""
+    """Nodes that share a loop, or that stand in no further loop (``family`` None). In a ``tangled`` circle the order of
+    steps is not that of any dim."""
 
     family: Dim | None
     backwards: bool
     nodes: list[Node]
+    tangled: bool = False
 
 
 class _Builder:
@@ -167,7 +178,9 @@ class _Builder:
         self.sink(units, dependences)
         trees: list[Tree] = []
         for group in _join(units, dependences):
-            if group.family is None:
+            if group.tangled:
+                trees.extend(self.point_by_point(group.nodes, outer))
+            elif group.family is None:
                 for node in group.nodes:
                     self.places.setdefault(node, set()).add(outer)
                     trees.append(self.compute(node, {}))
@@ -185,9 +198,34 @@ class _Builder:
             for backwards in (False, True):
                 if all(_allowed(x, backwards) for x in distances) and any(not _stays(x, backwards) for x in distances):
                     return _Group(family, backwards, list(circle))
-        raise ScheduleError(
-            "no dim carries the circle of " + ", ".join(n.label for n in circle) + "\n\n" + str(self.graph)
+        return _Group(None, False, list(circle), tangled=True)
+
+    def point_by_point(self, circle: Sequence[Node], outer: Place) -> list[Tree]:
+        """A circle that no dim carries, unrolled in the order in which its points need each other."""
+        members = set(circle)
+        names = ", ".join(n.label for n in circle if n.name) or circle[0].label
+        failure = ScheduleError(
+            f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
+            f"please report this program:\n\n{self.graph}"
         )
+        try:
+            order = [(node, point) for node, point in walk(self.graph, self.numbers) if node in members]
+        except CausalityError:
+            raise failure from None
+        if outer or len(order) > MOST_UNROLLED:
+            raise failure
+        trees: list[Tree] = []
+        for node, point in order:
+            tree: Tree = self.compute(node, {})
+            place: Place = outer
+            for d, step in reversed(list(zip(node.domain, point, strict=True))):
+                at = step + d.start.evaluate(self.numbers)
+                tree = Loop(d.origin, at, at + 1, False, (tree,))
+                self.loops += 1
+                place = ((d.origin, self.loops), *place)
+            self.places.setdefault(node, set()).add(place)
+            trees.append(self._specialise(tree, {}))
+        return trees
 
     def sink(self, units: Sequence[_Group], dependences: Sequence[Dependence]) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
@@ -215,7 +253,7 @@ class _Builder:
 
         for unit in units:
             (node, *others) = unit.nodes
-            if unit.family is None and not others:
+            if unit.family is None and not others and not unit.tangled:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
                 group = joins(node, operands)
                 largest = max((self.bytes(p) for p, _ in operands), default=0)
@@ -226,7 +264,7 @@ class _Builder:
         for unit in reversed(units):
             (node, *others) = unit.nodes
             hoist = node.op is INPUT or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
-            if unit.family is None and not others and not hoist:
+            if unit.family is None and not others and not hoist and not unit.tangled:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
                 if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
@@ -276,7 +314,18 @@ class _Builder:
             active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
             if active:
                 pieces.append((start, stop, active))
-        return _merged(pieces)
+        pieces = _merged(pieces)
+        for start, stop, active in pieces:
+            for node in active:
+                self.widen(node, family, start, stop)
+        return pieces
+
+    def widen(self, node: Node, family: Dim, start: int, stop: int) -> None:
+        """Let a node be computed at all steps of a loop that it is in, and have room for what comes of it."""
+        own = next(d for d in node.domain if d.origin is family)
+        shift = own.start.evaluate(self.numbers)
+        low, high = self.spans[node][own]
+        self.spans[node][own] = (min(low, start - shift), max(high, stop - 1 - shift))
 
     def thresholds(self, condition: Condition, dim: Dim) -> set[int]:
         """The steps of a dim at which a condition on it alone changes."""
@@ -306,7 +355,8 @@ class _Builder:
         kept = []
         for n, case in enumerate(self.graph.cases[node]):
             truth = decide(case.region, known, self.numbers)
-            if truth is not False:
+            # A case that reads what nobody needs does not apply anywhere, even if that is hard to see.
+            if truth is not False and case.value.node in self.spans:
                 kept.append(n)
             if truth is True:
                 break
@@ -377,12 +427,13 @@ def _join(units: Sequence[_Group], dependences: Sequence[Dependence]) -> list[_G
         if at == len(groups):
             groups.append(_Group(unit.family, unit.backwards, []))
         groups[at].nodes.extend(unit.nodes)
+        groups[at].tangled = unit.tangled
         place.update(dict.fromkeys(unit.nodes, at))
     return groups
 
 
 def _same_kind(a: _Group, b: _Group) -> bool:
-    return a.family is b.family and a.backwards == b.backwards
+    return a.family is b.family and a.backwards == b.backwards and not (a.tangled or b.tangled)
 
 
 def decide(condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:

@@ -128,7 +128,9 @@ def _keeping(
         return None
     furthest = 0
     for d in readers:
-        theirs = {_loop(place, family) for place in places[d.consumer]}
+        theirs = {_loop(place, family) for place in places.get(d.consumer, ())}
+        if not theirs:
+            continue
         if theirs != own:
             return None
         distance = d.distance(family)

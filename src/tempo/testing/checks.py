@@ -26,7 +26,8 @@ from tempo.testing.differences import check_gradients
 from tempo.testing.meaning import Meaning
 from tempo.testing.recipe import Built, Recipe, build, execute, places
 from tempo.testing.rewrites import REWRITES
-from tempo.testing.syntax import Draw, Gradients, Let, Output
+from tempo.testing.stops import stopped
+from tempo.testing.syntax import Draw, Gradients, Let, Output, Stop
 
 Array = np.ndarray[Any, Any]
 
@@ -63,6 +64,8 @@ def check(recipe: Recipe, choices: Choices) -> None:
     """Raise ``CheckError`` for the first check that the recipe does not pass."""
     run = evaluated(recipe, "evaluate")
     check_meaning(run)
+    if any(isinstance(s, Stop) for s in recipe.statements):
+        return
     if recipe.smooth:
         guarded("gradients", recipe, lambda: check_gradients(recipe, run.result, choices))
     # Each costs about as much as everything above: one of them is enough for one program.
@@ -127,7 +130,8 @@ def check_meaning(run: Run) -> None:
     """The results are finite, and what the recipe says they are."""
     recipe, outputs = run.recipe, run.result.outputs
     known = {name: outputs[name] for name in opaque(recipe) if name in outputs}
-    meaning = Meaning(recipe, run.built.inputs, known)
+    made = guarded("meaning", recipe, lambda: stopped(recipe, run.built.inputs))
+    meaning = Meaning(made, run.built.inputs, known)
     for s in recipe.statements:
         if not isinstance(s, Output):
             continue

@@ -16,11 +16,12 @@ import numpy as np
 from tempo.reference import Result, evaluate
 from tempo.testing.choices import Choices
 from tempo.testing.meaning import Meaning
-from tempo.testing.recipe import Dim, Recipe, build
+from tempo.testing.recipe import Dim, Recipe, build, without_unused
 from tempo.testing.rewrites import here
 from tempo.testing.syntax import (
     Apply,
     Case,
+    Draw,
     Expression,
     Gradients,
     Input,
@@ -151,8 +152,9 @@ def _check(recipe: Recipe, loss: str, wrt: str, gradient: Array, choices: Choice
     starts = [r.start for r in box]
     only = tuple(s for s in recipe.statements if not isinstance(s, Output) or s.name == loss)
     moved = move(replace(recipe, statements=only), wrt)
-    # Nothing else is left out: random draws differ by their number in the program.
-    built = build(moved.recipe)
+    # Random draws are told apart by their number in the program, so all of them stay.
+    draws = {s.name for s in recipe.statements if isinstance(s, Let) and isinstance(s.value, Draw)}
+    built = build(without_unused(moved.recipe, draws))
     graph = built.program.graph
     needed = {n.attributes["input"] for n in graph.nodes if n.op.name == "input"}
     arrays = {name: array for name, array in built.inputs.items() if name in needed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tempo.testing.recipe import Recipe
+from tempo.testing.recipe import Recipe, depends
 from tempo.testing.syntax import (
     Apply,
     Case,
@@ -19,7 +19,7 @@ from tempo.testing.syntax import (
     Recurrent,
     State,
     Steps,
-    defines,
+    Stop,
     expressions,
     parts,
     used,
@@ -69,6 +69,8 @@ def _of_statement(s: object, recipe: Recipe) -> Iterator[str]:
             yield "emit" if s.emit else "output"
             if str(s.value) not in types:
                 yield "output of an index"
+        case Stop():
+            yield "stop"
         case Gradients():
             yield from _of_gradients(s, recipe)
 
@@ -89,7 +91,7 @@ def _of_gradients(s: Gradients, recipe: Recipe) -> Iterator[str]:
     for other in recipe.statements:
         if isinstance(other, Gradients):
             gradients |= set(other.names)
-    if depends(recipe, s.loss) & gradients:
+    if depends(recipe.statements, [s.loss]) & gradients:
         yield "gradient of second order"
     for name in s.wrt:
         yield f"gradient of {declared.get(name, 'gradient')}"
@@ -121,19 +123,10 @@ def _of_expression(part: object) -> Iterator[str]:
                 yield "slice over several dims"
 
 
-def depends(recipe: Recipe, name: str) -> set[str]:
-    """Every tensor that one depends on, itself only if it does."""
-    found: set[str] = set()
-    pending = {name}
-    while pending:
-        reads = {r for s in recipe.statements if pending & set(defines(s)) for r in used(s)}
-        pending = reads - found
-        found |= reads
-    return found
-
-
 def _recurrences(recipe: Recipe) -> Iterator[str]:
-    needs = {s.name: depends(recipe, s.name) for s in recipe.statements if isinstance(s, Recurrent | State)}
+    needs = {
+        s.name: depends(recipe.statements, [s.name]) for s in recipe.statements if isinstance(s, Recurrent | State)
+    }
     circles = {name for name, reads in needs.items() if name in reads}
     for name in circles:
         if any(name in needs[other] and other in needs[name] for other in circles - {name}):

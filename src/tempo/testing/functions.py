@@ -38,10 +38,10 @@ def show_application(application: Apply) -> str:
             return f"tp.top_k({arguments[0]}, {attributes['k']}, {attributes['axis']})[0]"
         case "full":
             shape, value = (show(attributes[key]) for key in ("shape", "value"))
-            return f'tp.full({shape}, {value}, "{application.dtype}")'
+            return f'tp.full({shape}, {value}, dtype="{application.dtype}")'
         case "arange" | "one_hot":
             size = show(attributes["size"])
-            return f'tp.{name}({", ".join([*arguments, size])}, "{application.dtype}")'
+            return f'tp.{name}({", ".join([*arguments, size])}, dtype="{application.dtype}")'
         case "einsum":
             return f'tp.einsum("{attributes["subscripts"]}", {", ".join(arguments)})'
         case "concatenate" | "stack":

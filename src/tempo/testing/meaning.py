@@ -193,6 +193,7 @@ class Meaning:
 
     def read(self, read: Read, here: dict[str, int]) -> Array:
         steps = [item.steps(here) for item in read.items]
+        assert all(s.start <= s.stop for s in steps), f"{read} has a negative length"
         lengths = [len(s) for item, s in zip(read.items, steps, strict=True) if isinstance(item, Span)]
         points = {d: i.term for d, i in zip(read.over, read.items, strict=True) if isinstance(i, Point)}
         type = self.types[read.name]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tempo.testing.choices import Choices, RandomChoices
 from tempo.testing.recipe import Dim, Recipe, build, data, without_unused
 from tempo.testing.recurrences import Recurrences
+from tempo.testing.stops import with_stop
 
 __all__ = ["Recipe", "build", "data", "generate", "random_recipe"]
 
@@ -47,10 +48,11 @@ class _Generator(Recurrences):
         )
         for _ in range(self.choices.integer(1, 3)):
             self.choices.choice(blocks)()
-        for _ in range(self.choices.integer(1, 2) if self.smooth else int(self.choices.boolean(0.25))):
+        count = 1 + self.choices.boolean(0.4) if self.smooth else int(self.choices.boolean(0.25))
+        for _ in range(count):
             self.draw_gradient()
             if self.smooth and self.choices.boolean(0.25):
                 self.draw_let()
         self.draw_outputs()
-        recipe = Recipe(tuple(self.dims.values()), tuple(self.statements), self.smooth)
-        return without_unused(recipe)
+        recipe = without_unused(Recipe(tuple(self.dims.values()), tuple(self.statements), self.smooth))
+        return with_stop(recipe, self.choices) if self.choices.boolean(0.2) else recipe

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -103,15 +103,23 @@ class Recipe:
         return self.source
 
 
-def without_unused(recipe: Recipe) -> Recipe:
-    """The recipe without statements that no result needs."""
-    live: set[str] = set()
-    size = -1
-    while size < len(live):
-        size = len(live)
-        for s in recipe.statements:
-            if isinstance(s, Output | Stop) or live & set(defines(s)):
-                live |= used(s)
+def depends(statements: Iterable[Statement], names: Iterable[str]) -> set[str]:
+    """Every tensor that some tensors depend on, themselves among them only if they do."""
+    listed = list(statements)
+    found: set[str] = set()
+    pending = set(names)
+    while pending:
+        reads = {r for s in listed if pending & set(defines(s)) for r in used(s)}
+        pending = reads - found
+        found |= reads
+    return found
+
+
+def without_unused(recipe: Recipe, needed: Iterable[str] = ()) -> Recipe:
+    """The recipe without statements that neither results nor the ``needed`` tensors need."""
+    results = [s for s in recipe.statements if isinstance(s, Output | Stop)]
+    roots = {*needed, *(name for s in results for name in used(s))}
+    live = roots | depends(recipe.statements, roots)
     kept = (s for s in recipe.statements if isinstance(s, Output | Stop) or live & set(defines(s)))
     return replace(recipe, statements=tuple(kept))
 

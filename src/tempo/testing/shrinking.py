@@ -22,6 +22,7 @@ from tempo.testing.syntax import (
     Shape,
     State,
     Statement,
+    Stop,
     Type,
     defines,
     expressions,
@@ -46,10 +47,17 @@ def shrink(recipe: Recipe, fails: Fails, attempts: int = 2000) -> Recipe:
             left -= 1
             if left <= 0:
                 break
-            if is_complete(candidate) and size(candidate) < size(recipe) and fails(candidate):
+            if is_smaller(candidate, recipe) and fails(candidate):
                 recipe, improved = candidate, True
                 break
     return recipe
+
+
+def is_smaller(candidate: Recipe, recipe: Recipe) -> bool:
+    try:
+        return is_complete(candidate) and size(candidate) < size(recipe)
+    except (KeyError, ValueError):  # what was taken away was needed to print the rest
+        return False
 
 
 def is_complete(recipe: Recipe) -> bool:
@@ -67,6 +75,8 @@ def mentioned(statement: Statement) -> set[str]:
         found.update(statement.type.domain)
     if isinstance(statement, State):
         found.update(statement.over)
+    if isinstance(statement, Stop):
+        found.add(statement.dim)
     if isinstance(statement, Case):
         keys = statement.key if isinstance(statement.key, tuple) else (statement.key,)
         found.update(*(key.symbols() for key in keys))
@@ -144,9 +154,11 @@ def retyped(recipe: Recipe) -> Recipe:
     statements: list[Statement] = []
 
     def fit(part: Expression) -> Expression:
-        if not isinstance(part, Read) or domains[part.name] == part.over:
+        if not isinstance(part, Read) or domains.get(part.name, part.over) == part.over:
             return part
         kept = domains[part.name]
+        if not set(kept) <= set(part.over):
+            return part
         items = tuple(item for d, item in zip(part.over, part.items, strict=True) if d in kept)
         return Read(part.name, kept, items)
 
@@ -157,7 +169,7 @@ def retyped(recipe: Recipe) -> Recipe:
             domains[s.name] = tuple(d.name for d in recipe.dims if d.name in found)
             s = replace(s, type=replace(s.type, domain=domains[s.name]))
         elif isinstance(s, Gradients):
-            domains.update({g: domains[w] for g, w in zip(s.names, s.wrt, strict=True)})
+            domains.update({g: domains[w] for g, w in zip(s.names, s.wrt, strict=True) if w in domains})
         statements.append(s)
     return replace(recipe, statements=tuple(statements))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tempo.testing.choices import Choices
 from tempo.testing.expressions import FLOATS, is_float, is_symbolic
 from tempo.testing.reading import Height, Place, Scope, Tensor, Value
-from tempo.testing.recipe import Dim, places
+from tempo.testing.recipe import Dim, depends, places
 from tempo.testing.sequences import Sequences
 from tempo.testing.syntax import (
     Draw,
@@ -21,15 +21,15 @@ from tempo.testing.syntax import (
     Shape,
     Statement,
     Type,
-    defines,
     symbols,
-    used,
 )
 from tempo.testing.terms import Item, Number, Point, Span, Symbol, Term
 
 SHAPES: tuple[Shape, ...] = ((), (), (2,), (3, 2))
 # Nothing is known about the size of gradients: whoever reads one makes it small first.
 UNKNOWN = 1e6
+# Every order multiplies the size of the graph: of the third, a few statements take seconds.
+MOST_ORDERS = 2
 
 
 class Statements(Sequences):
@@ -40,6 +40,7 @@ class Statements(Sequences):
         self.all = tuple(d.name for d in dims)
         self.statements: list[Statement] = []
         self.numbers = itertools.count()
+        self.orders: dict[str, int] = {}
 
     def name(self, letter: str) -> str:
         return f"{letter}{next(self.numbers)}"
@@ -166,7 +167,7 @@ class Statements(Sequences):
         sign = self.choices.choice(("+", "*"))
         loss = self.bind(scope, self.apply(sign, [total, other], (), total.dtype, UNKNOWN), "l")
         possible = self.differentiable(loss)
-        if not possible:
+        if not possible or self.order(loss) > MOST_ORDERS:
             return
         count = min(len(possible), self.choices.integer(1, 2))
         wrt = [possible.pop(self.choices.integer(0, len(possible) - 1)) for _ in range(count)]
@@ -175,6 +176,7 @@ class Statements(Sequences):
 
     def gradients(self, loss: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
         names = tuple(self.name("g") for _ in wrt)
+        self.orders.update(dict.fromkeys(names, self.order(loss)))
         found = []
         for name, x in zip(names, wrt, strict=True):
             defined = self.handed_out(x) if x.kind in ("recurrent", "state") else self.box(x.type.domain)
@@ -219,19 +221,18 @@ class Statements(Sequences):
             x = self.apply("sum", [x], (), x.dtype, UNKNOWN)
         return x
 
+    def order(self, loss: Tensor) -> int:
+        """The order of a gradient of this loss: one more than those of the gradients that it depends on."""
+        needed = depends(self.statements, [loss.name])
+        return 1 + max((self.orders[name] for name in needed if name in self.orders), default=0)
+
     def differentiable(self, loss: Tensor) -> list[Tensor]:
         """The tensors that the loss depends on (and a few others), of which there are gradients."""
-        needed = {loss.name}
-        size = 0
-        while size < len(needed):
-            size = len(needed)
-            for s in self.statements:
-                if needed & set(defines(s)):
-                    needed |= used(s)
+        needed = depends(self.statements, [loss.name])
         kinds = ["input", "recurrent", "state", "nested state"]
         # A gradient may be computed from the result of an operation (that of tanh is) or from its operands: how it
         # depends on the result, as if that were a variable of its own, is not defined.
-        if not any(isinstance(s, Gradients) and set(s.names) & needed for s in self.statements):
+        if self.order(loss) == 1:
             kinds.append("let")
         return [
             x

@@ -16,7 +16,7 @@ from jax import lax
 
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Value, read, shifted
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
@@ -123,14 +123,14 @@ class Lowering:
 
     def read(self, edge: Edge, state: State, block: Block) -> Value:
         """What a block reads, with its padded axes as long as they get in this block."""
-        value = read(edge, state[edge.node], self.storage.stores[edge.node], block)
-        array = value.array
-        for n, size in enumerate(edge.shape):
-            axis = len(value.dims) + n
-            length = extent(size, block.spans(), self.numbers)
-            if array.shape[axis] != length:
-                array = shifted(array, axis, 0, length)
-        return Value(array, value.dims)
+        lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
+        if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
+            return Value(jnp.zeros(lengths, edge.dtype), ())
+        store = self.storage.stores[edge.node]
+        # Before anything is written into a store, only slices of no length and discarded cases read it.
+        held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
+        value = read(edge, held, store, block)
+        return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
     def apply(self, node: Node, state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
@@ -157,7 +157,8 @@ class Lowering:
             for d in block.dims
         ]
         array = function(coordinates, [o.array for o in operands])
-        return Value(array, tuple(d for d in block.dims if d in varying))
+        dims = tuple(d for d in block.dims if d in varying)
+        return Value(jx.fit(array, (*array.shape[: len(dims)], *self.storage.stores[node].value)), dims)
 
     def varying(self, node: Node, operands: list[Value], block: Block) -> set[Dim]:
         """The dims of a block over which a node's values really differ."""
@@ -181,7 +182,7 @@ class Lowering:
         if isinstance(value, Condition):
             return evaluate(value, here, jnp)
         if isinstance(value, Grid):
-            sizes = [d.bound.evaluate(self.numbers) for d in value.axes]
+            sizes = [jx.most(self.size(normal_size(d.bound), here, block)) for d in value.axes]
             points = dict(zip(value.axes, np.indices(sizes, dtype=np.int32), strict=True))
             return jnp.broadcast_to(evaluate(value.value, {**here, **points}, jnp), sizes)
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -242,7 +243,7 @@ class Lowering:
                 starts.append(0)
             axis += 1
         starts += [0] * len(store.value)
-        state[node] = lax.dynamic_update_slice(state[node], array, starts)
+        state[node] = lax.dynamic_update_slice(state[node], array, [jnp.asarray(s, jnp.int32) for s in starts])
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: (s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}

@@ -23,6 +23,7 @@ from tempo.backends.jax.lowering import Lowering, State
 from tempo.errors import ProgramError
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
+from tempo.graph.traversal import producers
 from tempo.reference import Record, call_host
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop, Tree, computes
@@ -189,9 +190,9 @@ class _Parts:
         carried = [n for n in inside if n in self.storage.stores and self.lowering.is_carried(n)]
         computed = set(inside)
         outside = [
-            p for n in inside for p in _producers(self.graph, n) if p not in computed and p.op is not HOST
+            p for n in inside for p in producers(n, self.graph.cases) if p not in computed and p in self.storage.stores
         ]
-        hosts = [p for n in inside for p in _producers(self.graph, n) if p.op is HOST]
+        hosts = [p for n in inside for p in producers(n, self.graph.cases) if p.op is HOST]
         reads = tuple(dict.fromkeys([*outside, *carried]))
         writes = tuple(
             n for n in inside if n in carried or n in self.results or not self.readers.get(n, set()) <= computed
@@ -244,14 +245,10 @@ def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
     return {key.number: value for key, value in values.items()}
 
 
-def _producers(graph: Graph, node: Node) -> list[Node]:
-    return [e.node for e in node.edges] + [case.value.node for case in graph.cases.get(node, ())]
-
-
 def _readers(graph: Graph) -> dict[Node, set[Node]]:
     readers: dict[Node, set[Node]] = {}
     for node in graph.nodes:
-        for producer in _producers(graph, node):
+        for producer in producers(node, graph.cases):
             readers.setdefault(producer, set()).add(node)
     return readers
 

@@ -82,6 +82,9 @@ class _Reader:
             number = slices
             slices += isinstance(item, Slice)
             if isinstance(self.store.dims[d], Latest):
+                if isinstance(item, Slice):  # of the one step that is kept
+                    self.array = jnp.expand_dims(self.array, 0)
+                    self.axes.insert(0, ("slice", number))
                 continue
             varying = self.vectors(item)
             if not varying:

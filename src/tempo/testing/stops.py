@@ -1,0 +1,118 @@
+"""Programs with a dim that stops on data.
+
+The bound then stands for the number of steps that were made, whatever it turns out to be: a recipe gets a stop only
+if it is well-formed for every number of steps up to the one given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tempo import dtypes
+from tempo.testing.choices import Choices
+from tempo.testing.meaning import Meaning
+from tempo.testing.recipe import Dim, Recipe, data, depends
+from tempo.testing.syntax import (
+    Apply,
+    Case,
+    Draw,
+    Expression,
+    Gradients,
+    Holds,
+    Input,
+    Key,
+    Let,
+    Literal,
+    Output,
+    Read,
+    Statement,
+    Stop,
+    Type,
+    defines,
+    expressions,
+    symbols,
+)
+from tempo.testing.terms import Comparison, Condition, Number, Point, Symbol
+
+Array = np.ndarray[Any, Any]
+
+
+def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with a stop condition for one of its dims, where it may have one."""
+    if any(isinstance(s, Gradients) or (isinstance(s, Let) and isinstance(s.value, Draw)) for s in recipe.statements):
+        return recipe
+    dim = choices.choice([d for d in recipe.dims if d.bound > 1] or recipe.dims)
+    if not all(is_well_formed(with_bound(recipe, dim.name, n)) for n in range(1, dim.bound)):
+        return recipe
+    conditions: list[Expression] = [Holds(Comparison(">=", Symbol(dim.name), Number(choices.integer(0, dim.bound))))]
+    for name, type in recipe.types().items():
+        if (type.domain, type.shape) == ((dim.name,), ()) and not mentions(recipe, name, dim.limit):
+            here = Read(name, type.domain, (Point(Symbol(dim.name), "here"),))
+            conditions.append(here if type.dtype == "bool" else Apply(">", (here, Literal(0)), "bool"))
+    extra: tuple[Statement, ...] = ()
+    condition = choices.choice(conditions)
+    if isinstance(condition, Holds) and choices.boolean():
+        extra = (Input("done", Type((dim.name,), (), "bool"), choices.integer(0, 99)),)
+        condition = Read("done", (dim.name,), (Point(Symbol(dim.name), "here"),))
+    return replace(recipe, statements=(*extra, *recipe.statements, Stop(dim.name, condition)))
+
+
+def mentions(recipe: Recipe, name: str, symbol: str) -> bool:
+    """Whether what defines a tensor, or anything that it depends on, mentions a bound."""
+    needed = {name} | depends(recipe.statements, [name])
+    concerned = [s for s in recipe.statements if needed & set(defines(s))]
+    return any(symbol in symbols(e) for s in concerned for e in expressions(s)) or any(
+        symbol in key_symbols(s.key) for s in concerned if isinstance(s, Case)
+    )
+
+
+def key_symbols(key: Key) -> frozenset[str]:
+    return key.symbols() if isinstance(key, Condition) else frozenset().union(*(term.symbols() for term in key))
+
+
+def with_bound(recipe: Recipe, dim: str, number: int) -> Recipe:
+    """The recipe with another number for a bound."""
+    dims: tuple[Dim, ...] = tuple(replace(d, bound=number) if d.name == dim else d for d in recipe.dims)
+    return replace(recipe, dims=dims)
+
+
+def is_well_formed(recipe: Recipe) -> bool:
+    """Whether every result can be computed from what is defined."""
+    meaning = Meaning(recipe, inputs_of(recipe), {})
+    try:
+        for s in recipe.statements:
+            if isinstance(s, Output) and s.emit:
+                meaning.records(s)
+            elif isinstance(s, Output):
+                meaning.output(s)
+    except Exception:  # whatever goes wrong where something is not defined
+        return False
+    return True
+
+
+def inputs_of(recipe: Recipe) -> dict[str, Array]:
+    """The arrays that a recipe is given."""
+    numbers = {d.name: d.bound for d in recipe.dims}
+    found = {}
+    for s in recipe.inputs:
+        sizes = tuple(n if isinstance(n, int) else n.evaluate(recipe.values) for n in s.type.shape)
+        shape = (*(numbers[d] for d in s.type.domain), *sizes)
+        found[s.name] = data(shape, dtypes.as_dtype(s.type.dtype).name, s.seed)
+    return found
+
+
+def stopped(recipe: Recipe, inputs: Mapping[str, Array]) -> Recipe:
+    """The recipe with the number of steps that are made of each dim that stops."""
+    result = recipe
+    for s in recipe.statements:
+        if isinstance(s, Stop):
+            number = next(d.bound for d in recipe.dims if d.name == s.dim)
+            meaning = Meaning(recipe, inputs, {})
+            values = recipe.values
+            holds = (t for t in range(number) if bool(meaning.evaluate(s.when, {**values, s.dim: t})))
+            result = with_bound(result, s.dim, next(holds, number - 1) + 1)
+    return result
