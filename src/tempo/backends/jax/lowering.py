@@ -7,6 +7,7 @@ that are computed at once, with operands that do not vary over a dim left unbatc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,14 +19,42 @@ from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.schedule.loops import Schedule
+from tempo.schedule.loops import Dependence, Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
 from tempo.schedule.storage import Latest, Storage, extent
-from tempo.symbolic import Condition, Dim, Expr
+from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
-State = dict[Node, Array]
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """The key under which a state has what an iteration has just put into a node's store."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class _Previous:
+    """The key under which a state has what the iteration before put into a node's store."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value without the axes of loops, and the steps at which it was computed: those given, or ``back`` steps of
+    ``family`` before."""
+
+    array: Array
+    at: Mapping[Dim, Any]
+    family: Dim | None = None
+    back: int = 0
+
+
+State = dict[Any, Any]
+"""Stores by node, and the latest values beside them."""
 
 
 class Lowering:
@@ -42,6 +71,9 @@ class Lowering:
         self.schedule = schedule
         self.storage = storage
         self.numbers = dict(numbers)
+        self.readers: dict[Node, list[Dependence]] = {}
+        for d in schedule.dependences:
+            self.readers.setdefault(d.producer, []).append(d)
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """A whole program without host calls: outputs from inputs."""
@@ -83,15 +115,45 @@ class Lowering:
             if node not in state:
                 state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
 
-        def body(k: Array, arrays: list[Array]) -> list[Array]:
+        back = -1 if tree.backwards else 1
+        remembered = [node for node in carried if self.is_remembered(node, tree, back)]
+
+        def body(k: Array, carry: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+            arrays, before = carry
             inner = {**state, **dict(zip(carried, arrays, strict=True))}
             step = tree.stop - 1 - k if tree.backwards else tree.start + k
+            here = {**at, tree.dim: step}
+            for node, array in zip(remembered, before, strict=True):
+                steps = {d: here[d.origin] for d in node.domain if d.origin in here}
+                inner[_Previous(node)] = _Value(array, steps, tree.dim, back)
             for t in tree.body:
-                self.execute(t, inner, {**at, tree.dim: step})
-            return [inner[node] for node in carried]
+                self.execute(t, inner, here)
+            return [inner[node] for node in carried], [inner[_Fresh(node)].array for node in remembered]
 
-        arrays = lax.fori_loop(0, tree.stop - tree.start, body, [state[node] for node in carried])
+        first = tree.stop - 1 if tree.backwards else tree.start
+        before = [self.at_step(node, state, {**at, tree.dim: first - back}) for node in remembered]
+        start = ([state[node] for node in carried], before)
+        arrays, _ = lax.fori_loop(0, tree.stop - tree.start, body, start)
         state.update(zip(carried, arrays, strict=True))
+
+    def is_remembered(self, node: Node, tree: Loop, back: int) -> bool:
+        """Whether a loop hands a node's value from one iteration to the next, beside its store: XLA would copy a store
+        that is read at one step and written at another."""
+        inside = [c.node for c in tree.body if isinstance(c, Compute)]
+        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        if node not in inside or own is None or isinstance(self.storage.stores[node].dims[own], Latest):
+            return False
+        return any(
+            d.producer is node and d.consumer in inside and d.distance(tree.dim) == (back, back)
+            for d in self.readers.get(node, ())
+        )
+
+    def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
+        """What a store has at the loops' steps, zeros where that is outside."""
+        block = self.block(node, at)
+        value = read(node.here(), state[node], self.storage.stores[node], block)
+        lengths = (block.ranges[d][1] - block.ranges[d][0] for d in block.dims)
+        return jnp.broadcast_to(_spread(value, block.dims, 0), (*lengths, *self.storage.stores[node].value))
 
     def is_carried(self, node: Node) -> bool:
         """Whether a node's store outlives an iteration of the loop that computes it."""
@@ -106,7 +168,7 @@ class Lowering:
     def block(self, node: Node, at: Mapping[Dim, Any]) -> Block:
         ranges = {d: self.schedule.steps(node, d) for d in node.domain}
         here = {d: at[d.origin] - d.start.evaluate(self.numbers) for d in node.domain if d.origin in at}
-        return Block(here, ranges, self.numbers)
+        return Block(here, ranges, self.numbers, at)
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
@@ -127,10 +189,31 @@ class Lowering:
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
         store = self.storage.stores[edge.node]
+        for key in (_Fresh(edge.node), _Previous(edge.node)):
+            fresh = state.get(key)
+            if fresh is None or not self.is_at(edge, block, fresh):
+                continue
+            # Not from the store, of which XLA would then make a copy.
+            here = {d: Latest() if d in fresh.at else kept for d, kept in store.dims.items()}
+            value = read(edge, fresh.array, replace(store, dims=here), block)
+            return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
         # Before anything is written into a store, only slices of no length and discarded cases read it.
         held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
         value = read(edge, held, store, block)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+
+    def is_at(self, edge: Edge, block: Block, value: _Value) -> bool:
+        """Whether an edge reads what was computed at the steps of a value."""
+        for d, item in zip(edge.node.domain, edge.index, strict=True):
+            if d in value.at:
+                own = next((e for e in block.at if e.origin is d.origin), None)
+                back = value.back if d.origin is value.family else 0
+                if own is None or isinstance(item, Slice) or item + d.start + back != own + own.start:
+                    return False
+                # The steps of a loop are told apart by the very objects that stand for them.
+                if block.loops[d.origin] is not value.at[d]:
+                    return False
+        return True
 
     def apply(self, node: Node, state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
@@ -230,6 +313,7 @@ class Lowering:
             return
         if node not in state:
             state[node] = jnp.zeros(store.shape, node.dtype)
+        state[_Fresh(node)] = _Value(array, {d: block.loops[d.origin] for d in node.domain if d in block.at})
         starts: list[Any] = []
         axis = 0
         for d in node.domain:
@@ -247,7 +331,7 @@ class Lowering:
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: (s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
-        block = Block({}, ranges, self.numbers)
+        block = Block({}, ranges, self.numbers, {})
         value = self.read(edge, state, block)
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)

@@ -66,7 +66,12 @@ class JaxMachine:
             yield
 
     def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: jax.device_put(inputs[name], self.device) for name in self.inputs}
+        return {name: self.on_device(inputs[name]) for name in self.inputs}
+
+    def on_device(self, array: Array) -> Array:
+        if isinstance(array, jax.Array) and array.devices() == {self.device}:
+            return array
+        return jax.device_put(array, self.device)
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, list[Record]]]:
         """Outputs and everything emitted."""

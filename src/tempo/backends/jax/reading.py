@@ -26,12 +26,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class Block:
-    """The points at which a node is computed at once: the loops' steps (numbers or traced), and ranges of its
-    other dims."""
+    """The points at which a node is computed at once: the loops' steps (numbers or traced) by the node's own dims and by
+    the dims of the loops, and ranges of its other dims."""
 
     at: Mapping[Any, Any]
     ranges: Mapping[Dim, tuple[int, int]]
     bounds: Mapping[Any, int]
+    loops: Mapping[Dim, Any]
 
     @property
     def dims(self) -> tuple[Dim, ...]:
