@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tempo import dtypes
 from tempo.analysis import check_program
 from tempo.analysis.walk import walk
 from tempo.errors import CausalityError, DefinitionError, InputError, TempoError
@@ -24,10 +25,10 @@ from tempo.testing.broken import BREAKINGS
 from tempo.testing.choices import Choices
 from tempo.testing.differences import check_gradients
 from tempo.testing.meaning import Meaning
-from tempo.testing.recipe import Built, Recipe, build, execute, places
+from tempo.testing.recipe import Built, Recipe, build, depends, execute, places
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.stops import stopped
-from tempo.testing.syntax import Draw, Gradients, Let, Output, Stop
+from tempo.testing.syntax import Apply, Draw, Gradients, Let, Output, Stop, defines, expressions, parts, used
 
 Array = np.ndarray[Any, Any]
 
@@ -147,7 +148,7 @@ def check_meaning(run: Run) -> None:
         for array, wanted in pairs:
             if not np.all(np.isfinite(array.astype(np.float64))):
                 raise CheckError("finite", recipe, f"output {s.name} is not finite")
-            problem = difference(array, wanted)
+            problem = difference(array, wanted, tolerance(recipe, s))
             if problem:
                 raise CheckError("meaning", recipe, f"output {s.name} {problem}")
 
@@ -163,13 +164,23 @@ def opaque(recipe: Recipe) -> set[str]:
     return names
 
 
-def difference(found: Array, wanted: Array) -> str:
+def tolerance(recipe: Recipe, statement: Output) -> float:
+    """How far a result may be from another: by the coarsest dtype that it depends on."""
+    names = used(statement) | depends(recipe.statements, used(statement))
+    concerned = [s for s in recipe.statements if names & set(defines(s))]
+    found = {type.dtype for name, type in recipe.types().items() if name in names}
+    found |= {p.dtype for s in concerned for e in expressions(s) for p in parts(e) if isinstance(p, Apply | Draw)}
+    return max(TOLERANCES.get(dtype, 0.0) for dtype in found)
+
+
+def difference(found: Array, wanted: Array, tolerance: float) -> str:
     """How two arrays differ, empty if they do not."""
     if found.shape != wanted.shape:
         return f"has shape {found.shape}, not {wanted.shape}"
     if found.dtype != wanted.dtype:
         return f"is {found.dtype}, not {wanted.dtype}"
-    tolerance = TOLERANCES.get(found.dtype.name, 0.0)
+    if not dtypes.is_float(found.dtype):
+        tolerance = 0.0
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     scale = 1 + np.max(np.abs(b), initial=0.0)
     wrong = ~(np.abs(a - b) <= tolerance * scale)
@@ -196,7 +207,7 @@ def check_rewrites(run: Run, choices: Choices) -> None:
     for s in run.recipe.statements:
         if isinstance(s, Output) and not s.emit:
             found, wanted = rewritten.result.outputs[s.name], run.result.outputs[s.name]
-            problem = difference(found, wanted)
+            problem = difference(found, wanted, tolerance(run.recipe, s))
             if problem:
                 raise CheckError(check, recipe, f"output {s.name} {problem}")
 

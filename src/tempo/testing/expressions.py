@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import tempo
+from tempo import symbolic
 from tempo.testing.choices import Choices
 from tempo.testing.functions import promote
 from tempo.testing.reading import Reader, Scope, Tensor, Value
@@ -191,8 +193,19 @@ class Expressions(Reader):
 
     def condition(self, scope: Scope, depth: int = 1) -> Condition | None:
         """A condition on the dims of the scope."""
-        if not scope.dims:
-            return None
+        drawn = self._drawn_condition(scope, depth) if scope.dims else None
+        if drawn is None or self._keeps_its_symbols(drawn):
+            return drawn
+        d = scope.dims[0]
+        return Comparison("<", Symbol(d), Number(self.choices.integer(1, self.number(d))))
+
+    def _keeps_its_symbols(self, condition: Condition) -> bool:
+        """Whether Tempo does not see that some of it does not matter: (t < 1) & (t >= 1) does not vary over t."""
+        names = {n: symbolic.Bound(n) for d in self.dims.values() for n in (d.name, d.limit)}
+        built = eval(str(condition), {"tp": tempo}, names)
+        return {s.name for s in built.symbols()} == condition.symbols()
+
+    def _drawn_condition(self, scope: Scope, depth: int) -> Condition:
         d = self.choices.choice(scope.dims)
         here, limit = Symbol(d), self.limit(d)
         others = [Symbol(o) for o in scope.dims if o != d]
@@ -213,12 +226,10 @@ class Expressions(Reader):
             case "compared":
                 sign = self.choices.choice(("<", "<=", ">", ">=", "==", "!="))
                 return Comparison(sign, here, self.choices.choice(others))
-        first = self.condition(scope, depth - 1)
-        assert first is not None
+        first = self._drawn_condition(scope, depth - 1)
         if kind == "not":
             return Negation(first)
-        second = self.condition(scope, depth - 1)
-        assert second is not None
+        second = self._drawn_condition(scope, depth - 1)
         return Combination("&" if kind == "both" else "|", first, second)
 
     # -- element by element -------------------------------------------------------------------------------

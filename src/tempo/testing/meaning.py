@@ -34,7 +34,7 @@ from tempo.testing.syntax import (
     Type,
     symbols,
 )
-from tempo.testing.terms import Point, Span, Symbol, Term
+from tempo.testing.terms import Point, Span, Term
 
 Array = np.ndarray[Any, Any]
 Place = tuple[int, ...]
@@ -93,25 +93,21 @@ class Meaning:
 
     def box(self, name: str) -> list[range]:
         """The points over which a whole tensor is handed out."""
-        name = self.like.get(name, name)
+        name = self.original(name)
         natural = [range(self.numbers[d]) for d in self.types[name].domain]
         defined = self.defined(name)
         if defined is None:
             return natural
-        hull = self.hull(name)
-        return hull if all(p in defined for p in itertools.product(*hull)) else natural
+        around = [range(min(steps), max(steps) + 1) for steps in zip(*defined, strict=True)]
+        return around if all(p in defined for p in itertools.product(*around)) else natural
 
-    def hull(self, name: str) -> list[range]:
-        """The smallest box around all targets of a tensor's cases, whatever their conditions."""
+    def original(self, name: str) -> str:
+        """The tensor that another name stands for, or that a gradient is defined like."""
+        name = self.like.get(name, name)
         declared = self.declared[name]
-        domain = declared.type.domain
-        if isinstance(declared, State):
-            # Where a dim goes a step on, it may come to its bound; all but the outermost never do.
-            return [range(self.numbers[d] + (d in declared.over)) for d in domain]
-        general = tuple(Symbol(d) for d in domain)
-        targets = [case.key if isinstance(case.key, tuple) else general for case in self.cases[name]]
-        points = [p for target in targets for p in assignment(self.recipe.dims, domain, [target])]
-        return [range(min(steps), max(steps) + 1) for steps in zip(*points, strict=True)]
+        if isinstance(declared, Let) and isinstance(declared.value, Read) and self.is_here(declared.value):
+            return self.original(declared.value.name)
+        return name
 
     def defined(self, name: str) -> set[Place] | None:
         """The points of a tensor defined by cases; None for one that has its values at all steps."""
@@ -141,6 +137,8 @@ class Meaning:
             at = tuple(p - start for p, start in zip(point, starts, strict=True))
             assert all(p >= 0 for p in at)
             return np.asarray(self.known[name][at])
+        if self.original(name) != name:
+            return self.value(self.original(name), point)
         declared = self.declared[name]
         here = {**self.recipe.values, **dict(zip(declared.type.domain, point, strict=True))}
         if isinstance(declared, Recurrent):

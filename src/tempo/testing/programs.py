@@ -27,7 +27,8 @@ def generate(choices: Choices) -> Recipe:
     """A random recipe."""
     smooth = choices.boolean(0.4)
     dims: list[Dim] = []
-    left = MOST_POINTS
+    # Gradients may have a dim more for every dim.
+    left = MOST_POINTS * 2 // 3 if smooth else MOST_POINTS
     for name in "tsb"[: choices.choice((1, 1, 2, 2, 2, 3))]:
         dims.append(Dim(name, choices.integer(1, min(5, left))))
         left //= dims[-1].bound

@@ -170,8 +170,7 @@ class Recurrences(Statements):
             defined[tuple(end[d] for d in domain)] = None
         heights = {p: tuple(p[domain.index(d)] for d in over) for p in defined}
         type = Type(domain, init.shape, init.dtype)
-        kind = "state" if len(over) == 1 else "nested state"
-        tensor = Tensor(self.name("w"), type, frozenset(defined), bound, kind, heights)
+        tensor = Tensor(self.name("w"), type, frozenset(defined), bound, "state", heights)
         self.directions = {d: 1 for d in over}
         self.over = over
         self.add(State(tensor.name, type, init.expression, over), tensor)

@@ -227,15 +227,16 @@ def reorder_cases(recipe: Recipe, choices: Choices) -> Recipe:
     for name in {s.name for s in statements if isinstance(s, Case)}:
         places = [n for n, s in enumerate(statements) if isinstance(s, Case) and s.name == name]
         # From the end, so that the places in front stay what they are.
-        for first, second in reversed(list(pairwise(places))):
-            a, b = statements[first], statements[second]
+        for at, following in reversed(list(pairwise(places))):
+            a, b = statements[at], statements[following]
             assert isinstance(a, Case) and isinstance(b, Case)
             domain = types[name].domain
-            regions = [set(assignment(recipe.dims, domain, [c.key])) for c in (a, b)]
-            # An empty case may be part of the other one for all bounds, and must not come behind it then.
-            if all(regions) and regions[0].isdisjoint(regions[1]):
+            # For larger bounds too, for a case that no bounds make apply is an error.
+            larger = tuple(replace(d, bound=6) for d in recipe.dims)
+            regions = [[set(assignment(dims, domain, [c.key])) for c in (a, b)] for dims in (recipe.dims, larger)]
+            if all(first and second and first.isdisjoint(second) for first, second in regions):
                 # The first moves behind the second, not the second to the front: it may use names from between.
-                statements[first : second + 1] = [*statements[first + 1 : second + 1], a]
+                statements[at : following + 1] = [*statements[at + 1 : following + 1], a]
     return replace(recipe, statements=tuple(statements))
 
 

@@ -88,7 +88,7 @@ class Statements(Sequences):
         tensor = self.choices.choice([x for x in self.tensors if x.type.domain] or self.tensors)
         sliced = 1 if tensor.type.domain and self.choices.boolean(0.3) else 0
         found = self.read(scope, tensor, sliced)
-        if found is not None:
+        if found is not None and str(found.expression) != tensor.name:
             self.bind(scope, found)
 
     def draw_sequence(self) -> None:
@@ -110,6 +110,9 @@ class Statements(Sequences):
         for place, height in zip(scope.places, scope.heights, strict=True):
             point = tuple(place[d] for d in domain)
             heights[point] = max(heights.get(point, height), height)
+        if str(value.expression) in {x.name for x in self.tensors}:
+            # Another name for the same tensor would be defined wherever the tensor is, not only here.
+            value = self.apply("copy", [value], value.shape, value.dtype, value.bound)
         name = self.name(letter)
         kind = "view" if isinstance(value.expression, Read) else "let"
         type = Type(domain, value.shape, value.dtype)
@@ -229,7 +232,7 @@ class Statements(Sequences):
     def differentiable(self, loss: Tensor) -> list[Tensor]:
         """The tensors that the loss depends on (and a few others), of which there are gradients."""
         needed = depends(self.statements, [loss.name])
-        kinds = ["input", "recurrent", "state", "nested state"]
+        kinds = ["input", "recurrent", "state"]
         # A gradient may be computed from the result of an operation (that of tanh is) or from its operands: how it
         # depends on the result, as if that were a variable of its own, is not defined.
         if self.order(loss) == 1:

@@ -27,6 +27,9 @@ from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
 
+UNROLL = ((8, 32), (16, 16), (32, 8), (128, 4))
+"""Per number of nodes in a loop's body, at most, how many iterations are made one."""
+
 
 @dataclass(frozen=True)
 class _Fresh:
@@ -66,11 +69,13 @@ class Lowering:
         schedule: Schedule,
         storage: Storage,
         numbers: Mapping[Any, int],
+        on_gpu: bool = False,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
         self.storage = storage
         self.numbers = dict(numbers)
+        self.on_gpu = on_gpu
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
@@ -133,8 +138,18 @@ class Lowering:
         first = tree.stop - 1 if tree.backwards else tree.start
         before = [self.at_step(node, state, {**at, tree.dim: first - back}) for node in remembered]
         start = ([state[node] for node in carried], before)
-        arrays, _ = lax.fori_loop(0, tree.stop - tree.start, body, start)
+        arrays, _ = lax.fori_loop(0, tree.stop - tree.start, body, start, unroll=self.unrolled(tree))
         state.update(zip(carried, arrays, strict=True))
+
+    def unrolled(self, tree: Loop) -> int:
+        """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
+        small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
+        times from 32, an LSTM step 1.7 times from 4. A CPU gains nothing."""
+        if not self.on_gpu or any(isinstance(inner, Loop) for inner in tree.body):
+            return 1
+        size = len(tree.body)
+        most = next((factor for limit, factor in UNROLL if size <= limit), 1)
+        return min(most, tree.stop - tree.start)
 
     def is_remembered(self, node: Node, tree: Loop, back: int) -> bool:
         """Whether a loop hands a node's value from one iteration to the next, beside its store: XLA would copy a store

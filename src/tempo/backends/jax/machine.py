@@ -51,7 +51,7 @@ class JaxMachine:
             for node in schedule.places
             if "input" in node.attributes
         }
-        self.lowering = Lowering(graph, schedule, storage, numbers)
+        self.lowering = Lowering(graph, schedule, storage, numbers, on_gpu=self.device.platform == "gpu")
         self.whole = not graph.emits and not any(node.op is HOST for node in graph.nodes)
         with self.settings():
             if self.whole:
