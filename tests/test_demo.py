@@ -1,4 +1,4 @@
-"""The demonstration runs, learns, and leaves a plot."""
+"""The demonstration runs, learns, compiles to the same numbers, and leaves a plot."""
 
 import re
 import runpy
@@ -17,4 +17,12 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.01 * losses[0]
     assert "DefinitionError: g[5] is needed by" in printed
+
+    small, large = re.findall(r"^  loss: from (\S+) down to (\S+)$", printed, re.MULTILINE)
+    assert float(small[0]) == pytest.approx(losses[0], abs=2e-4)
+    assert float(large[1]) < 0.01 * float(large[0])
+    (difference,) = re.findall(r"largest difference from the interpreter: (\S+)", printed)
+    assert float(difference) < 1e-5
+    assert "for i in 0 .. 999:" in printed
+    assert "    for t in 99 .. 1, backwards:" in printed
     assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000

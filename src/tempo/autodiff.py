@@ -47,7 +47,7 @@ from tempo.symbolic import (
     minimum,
 )
 from tempo.symbolic import index as indices
-from tempo.symbolic.condition import And
+from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
 from tempo.symbolic.intervals import at_least, extremes
 from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
@@ -252,9 +252,7 @@ class _Relevant:
         for away in ("past", "future"):
             maybe = f"{away} or same"
             if all(step in ("same", away, maybe) for step in steps.values()):
-                self.flows = [
-                    _restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away
-                ]
+                self.flows = [_restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away]
                 self._narrow()
                 return True
         return False
@@ -453,9 +451,11 @@ class _Expansion:
 
     def define_result(self, wrt: Node, result: Node) -> None:
         """The gradient at a point of ``wrt``: its adjoint there, for the loss at the same point."""
+        zero = apply(FULL, (), program=self.program, shape=wrt.shape, value=np.zeros((), wrt.dtype)).edge
+        # A recurrent tensor may have points past the steps of a dim, where no loss stands.
+        somewhere = conjunction(part for d in self.free for part in (d >= 0, d < d.bound))
         if wrt not in self.adjoints:  # the loss does not depend on it
-            zero = apply(FULL, (), program=self.program, shape=wrt.shape, value=np.zeros((), wrt.dtype))
-            value: Edge = zero.edge
+            value = zero
         else:
             adjoint = self.adjoints[wrt]
             own = self.own[wrt] if wrt.op is RECURRENT else wrt.domain
@@ -466,7 +466,9 @@ class _Expansion:
             value = Edge(adjoint, tuple(as_expr(d).substitute(place) for d in adjoint.domain))
         if wrt.op is RECURRENT:
             self.cases[result] = [
-                Case(case.target, case.guards, case.condition, value, self.request.source) for case in self.cases[wrt]
+                Case(case.target, case.guards, case.condition & where, at, self.request.source)
+                for where, at in ([(somewhere, value), (TRUE, zero)] if self.free else [(TRUE, value)])
+                for case in self.cases[wrt]
             ]
         else:
             guards = tuple((d, d) for d in result.domain)
@@ -599,4 +601,19 @@ def image(scatter: Scatter, target: Domain) -> Condition:
         parts.append(equal(q, low) if low == high else conjunction([q >= low, q <= high]))
     conditions = scatter.condition.parts if isinstance(scatter.condition, And) else (scatter.condition,)
     parts.extend(c.substitute(solved) for c in conditions if not c.symbols() & set(rest))
+    for d in rest:
+        # There must be a step of the dim between all that bounds it: b >= 1 and b < B need B >= 2.
+        lows, highs = [constant(0)], [d.bound - 1]
+        for bound in (e for c in conditions for e in _at_least_zero(c)):
+            factor = dict(bound.terms).get(d, 0)
+            if factor in (1, -1) and not (bound - factor * d).symbols() & set(rest):
+                (lows if factor == 1 else highs).append(-factor * (bound - factor * d).substitute(solved))
+        parts.extend(high >= low for low in lows for high in highs)
     return conjunction(parts)
+
+
+def _at_least_zero(condition: Condition) -> list[Expr]:
+    """The expressions that a comparison says are not negative."""
+    if isinstance(condition, AtLeastZero):
+        return [condition.expr]
+    return [condition.expr, -condition.expr] if isinstance(condition, EqualsZero) else []

@@ -136,9 +136,7 @@ class Interpreter:
                 under_way[missing] = None
         return self.values[node, point]
 
-    def reads(
-        self, node: Node, point: Point, readers: Iterable[Key] = (), asked: Asked | None = None
-    ) -> list[Key]:
+    def reads(self, node: Node, point: Point, readers: Iterable[Key] = (), asked: Asked | None = None) -> list[Key]:
         """What must be known before a node can be computed at a point. ``readers``, each needed by the one
         before, and who ``asked`` for the first of them, are for the error if the node is not defined there."""
         if node.op is RECURRENT:
@@ -508,9 +506,7 @@ def check_inputs(
                 places=[(node.attributes["input"], node.source)],
                 hint=f"give an array of {_wanted(node, bounds)}",
             )
-    return {
-        name: _check_input(node, bounds, data[name]) for name, node in graph.inputs.items() if name in data
-    }
+    return {name: _check_input(node, bounds, data[name]) for name, node in graph.inputs.items() if name in data}
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:

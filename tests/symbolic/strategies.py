@@ -160,15 +160,9 @@ def _connected(children: st.SearchStrategy[MeantCondition]) -> st.SearchStrategy
 
 
 def conditions(operands: st.SearchStrategy[Meant]) -> st.SearchStrategy[MeantCondition]:
-    comparisons = st.builds(
-        _comparison, operands, operands, st.sampled_from(["<", "<=", ">", ">=", "=="])
-    )
-    constants = st.sampled_from(
-        [MeantCondition(TRUE, lambda p: True), MeantCondition(FALSE, lambda p: False)]
-    )
-    return st.recursive(
-        st.one_of(comparisons, comparisons, comparisons, constants), _connected, max_leaves=4
-    )
+    comparisons = st.builds(_comparison, operands, operands, st.sampled_from(["<", "<=", ">", ">=", "=="]))
+    constants = st.sampled_from([MeantCondition(TRUE, lambda p: True), MeantCondition(FALSE, lambda p: False)])
+    return st.recursive(st.one_of(comparisons, comparisons, comparisons, constants), _connected, max_leaves=4)
 
 
 slices = st.builds(lambda a, b: Slice(a.built, b.built), quasi_affine, quasi_affine)

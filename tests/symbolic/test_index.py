@@ -46,9 +46,7 @@ def test_empty_index() -> None:
 
 
 @given(indices, quasi_affine, wide_points)
-def test_substitution_commutes_with_evaluation(
-    read: Index, new_t: Meant, point: dict[Symbol, int]
-) -> None:
+def test_substitution_commutes_with_evaluation(read: Index, new_t: Meant, point: dict[Symbol, int]) -> None:
     moved = {**point, wide_t: new_t.meaning(point)}
     substituted = index.substitute(read, {wide_t: new_t.built})
     assert [i.evaluate(point) for i in substituted] == [i.evaluate(moved) for i in read]

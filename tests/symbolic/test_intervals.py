@@ -57,9 +57,7 @@ def test_other_symbols_remain() -> None:
         ((4 * T + 1, 4 * T + 2), (1, 2)),
     ],
 )
-def test_remainder_within_one_period(
-    ends: tuple[ExprLike, ExprLike], remainder: tuple[int, int]
-) -> None:
+def test_remainder_within_one_period(ends: tuple[ExprLike, ExprLike], remainder: tuple[int, int]) -> None:
     assert extremes(t % 4, {t: ends}) == remainder
 
 
@@ -84,9 +82,7 @@ def test_products() -> None:
         (t * b, {t: (-1, T), b: (-1, 1)}, "t*b"),
     ],
 )
-def test_a_product_of_unknown_sign(
-    product: Expr, ranges: dict[Symbol, tuple[ExprLike, ExprLike]], text: str
-) -> None:
+def test_a_product_of_unknown_sign(product: Expr, ranges: dict[Symbol, tuple[ExprLike, ExprLike]], text: str) -> None:
     with pytest.raises(IndexExpressionError) as error:
         extremes(product, ranges)
     assert str(error.value) == (
@@ -112,11 +108,7 @@ Numeric = dict[Symbol, tuple[int, int]]
 
 def values(meant: Meant, ranges: Numeric) -> list[int]:
     (t_low, t_high), (u_low, u_high) = ranges[small_t], ranges[small_u]
-    return [
-        meant.meaning({small_t: i, small_u: j})
-        for i in range(t_low, t_high + 1)
-        for j in range(u_low, u_high + 1)
-    ]
+    return [meant.meaning({small_t: i, small_u: j}) for i in range(t_low, t_high + 1) for j in range(u_low, u_high + 1)]
 
 
 @given(any_expression, numeric_ranges)

@@ -78,9 +78,7 @@ def test_pw_aff_of_a_number_without_dims() -> None:
 
 
 def test_large_numbers_stay_exact() -> None:
-    assert pw_aff(2**40 * t + 2**60, [t]).is_equal(
-        isl.PwAff("{ [t] -> [1099511627776t + 1152921504606846976] }")
-    )
+    assert pw_aff(2**40 * t + 2**60, [t]).is_equal(isl.PwAff("{ [t] -> [1099511627776t + 1152921504606846976] }"))
 
 
 # -- sets -----------------------------------------------------------------------------------------
@@ -111,9 +109,7 @@ def test_to_set(condition: Condition, text: str) -> None:
         (t >= minimum(b, 3), 2),
     ],
 )
-def test_a_minimum_that_must_hold_throughout_stays_convex(
-    condition: Condition, pieces: int
-) -> None:
+def test_a_minimum_that_must_hold_throughout_stays_convex(condition: Condition, pieces: int) -> None:
     assert to_set(condition, [t, b]).n_basic_set() == pieces
 
 
@@ -331,9 +327,7 @@ def enumerated(found: isl.Set) -> set[Pair]:
     collected: list[Pair] = []
 
     def collect(point: isl.Point) -> None:
-        collected.append(
-            tuple(point.get_coordinate_val(isl.dim_type.set, i).to_python() for i in range(count))
-        )
+        collected.append(tuple(point.get_coordinate_val(isl.dim_type.set, i).to_python() for i in range(count)))
 
     found.foreach_point(collect)
     assert len(set(collected)) == len(collected)
@@ -379,9 +373,7 @@ def reads(index: Index, condition: MeantCondition) -> set[Pair]:
 @given(indices, quasi_affine_condition)
 def test_accesses_relate_the_right_points(index: Index, condition: MeantCondition) -> None:
     names = ["p", "q"][: len(index)]
-    relation = access(index, DIMS, names, condition.built, "C", "P").intersect_domain(
-        box(DIMS, "C")
-    )
+    relation = access(index, DIMS, names, condition.built, "C", "P").intersect_domain(box(DIMS, "C"))
     expected = reads(index, condition)
     assert enumerated(relation.wrap().flatten()) == expected
     # Forward from all consumer points, and which consumers read anything at all.

@@ -99,10 +99,9 @@ class NumpyMachine:
         choices = []
         for d in node.domain:
             low, high = spans[d]
-            here = at[d.origin] - d.start.evaluate(self.numbers) if d.origin in at else None
+            step = at[d.origin] - d.start.evaluate(self.numbers) if d.origin in at else None
             # A piece of a loop may reach past the steps at which one of its nodes is needed.
-            steps_ = range(low, high + 1) if here is None else range(here, here + (low <= here <= high))
-            choices.append(steps_)
+            choices.append(range(low, high + 1) if step is None else range(step, step + (low <= step <= high)))
         for point in itertools.product(*choices):
             here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
             try:
@@ -114,14 +113,16 @@ class NumpyMachine:
                 continue
             if value is not None:
                 index = self.slots(node, point)
-                self.stores[node][(*index, *(slice(0, n) for n in value.shape))] = value
+                place: Any = (*index, *(slice(0, n) for n in value.shape))
+                self.stores[node][place] = value
 
     def value(self, statement: Compute, node: Node, here: Mapping[Any, int]) -> Array | None:
         if node.op is INPUT:
-            return self.inputs[node.attributes["input"]][tuple(here[d] for d in node.domain)]
+            return np.asarray(self.inputs[node.attributes["input"]][tuple(here[d] for d in node.domain)])
         if node.op is HOST_RESULT:
             call = node.edges[0].node
-            return self.calls[call][node.attributes["position"]][tuple(here[d] for d in call.attributes["batch"])]
+            results = self.calls[call][node.attributes["position"]]
+            return np.asarray(results[tuple(here[d] for d in call.attributes["batch"])])
         if node.op is RECURRENT:
             cases = self.graph.cases[node]
             applies: Case | None = next((cases[n] for n in statement.cases if cases[n].region.evaluate(here)), None)
@@ -150,7 +151,8 @@ class NumpyMachine:
             return result
         inner = tuple(slice(0, n) for n in shape[len(axes) :])
         for position, point in zip(np.ndindex(*axes), itertools.product(*spans), strict=True):
-            result[position] = self.stores[edge.node][(*self.slots(edge.node, point), *inner)]
+            place: Any = (*self.slots(edge.node, point), *inner)
+            result[position] = self.stores[edge.node][place]
         return result
 
     def output(self, name: str, edge: Edge) -> Array:

@@ -21,9 +21,7 @@ def places(edges: Sequence[Edge]) -> list[tuple[str, Any]]:
     return [("here", user_line()), *((describe(e), e.node.source) for e in edges)]
 
 
-def broadcast_shapes(
-    op: str, edges: Sequence[Edge], shapes: Sequence[Shape] | None = None
-) -> Shape:
+def broadcast_shapes(op: str, edges: Sequence[Edge], shapes: Sequence[Shape] | None = None) -> Shape:
     """NumPy's broadcasting; sizes that are expressions must be equal as expressions."""
     shapes = [e.shape for e in edges] if shapes is None else shapes
     rank = max((len(s) for s in shapes), default=0)
@@ -33,8 +31,7 @@ def broadcast_shapes(
         if len(sizes) > 1:
             listed = " and ".join(show_shape(e.shape) for e in edges)
             raise ShapeError(
-                f"{op}: shapes {listed} do not broadcast: axis {axis} has sizes "
-                + " and ".join(map(str, sizes)),
+                f"{op}: shapes {listed} do not broadcast: axis {axis} has sizes " + " and ".join(map(str, sizes)),
                 places=places(edges),
                 hint="sizes must be equal or 1; expressions such as t + 1 are equal only to themselves",
             )

@@ -66,18 +66,14 @@ CONDITION_VALUE = Primitive(
 )
 
 
-def constant(
-    value: Any, dtype: DTypeLike | None = None, *, program: Program | None = None
-) -> RecurrentTensor:
+def constant(value: Any, dtype: DTypeLike | None = None, *, program: Program | None = None) -> RecurrentTensor:
     """A tensor that is the same array at every point.
 
     Without ``dtype``, Python numbers and NumPy's 64-bit defaults become float32 and int32.
     """
     array = as_array(value)
     if dtype is None:
-        wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(
-            array.dtype, array.dtype
-        )
+        wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(array.dtype, array.dtype)
     else:
         wanted = dtypes.as_dtype(dtype)
     target = dtypes.as_dtype(wanted)
@@ -161,9 +157,7 @@ def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) ->
 
 def _full(shape: Shape, value: np.ndarray[Any, Any]) -> RecurrentTensor:
     owner = next((getattr(s, "program", None) for s in shape_symbols(shape)), None)
-    return apply(
-        FULL, (), program=owner, domain=dims_of(shape_symbols(shape)), shape=shape, value=value
-    )
+    return apply(FULL, (), program=owner, domain=dims_of(shape_symbols(shape)), shape=shape, value=value)
 
 
 def zeros(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
@@ -188,9 +182,7 @@ def _like(x: TensorLike, value: int, dtype: DTypeLike | None) -> RecurrentTensor
     return apply(FULL, (), program=tensor.program, shape=tensor.shape, value=np.asarray(value).astype(target))
 
 
-def arange(
-    start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike = dtypes.DEFAULT_INT
-) -> RecurrentTensor:
+def arange(start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike = dtypes.DEFAULT_INT) -> RecurrentTensor:
     """``start, ..., stop - 1``, or ``0, ..., start - 1`` with one argument; both may be index expressions."""
     first, last = (0, start) if stop is None else (start, stop)
     (length,) = as_shape(normal_size(as_expr(last) - first))

@@ -75,8 +75,7 @@ def _primitive(
         assert gradient is not None
         parts = gradient(g, out, *operands)
         return tuple(
-            None if part is None else sum_to(part, operand.shape)
-            for part, operand in zip(parts, operands, strict=True)
+            None if part is None else sum_to(part, operand.shape) for part, operand in zip(parts, operands, strict=True)
         )
 
     return Primitive(name, infer, compute, None if gradient is None else adjoint, compute_jax)
@@ -137,12 +136,8 @@ POWER = _primitive(
     ),
     jax=_wide_jax(lambda jx, a, b: jx.np.power(a, b)),
 )
-MINIMUM = _primitive(
-    "minimum", np.minimum, lambda g, out, a, b: (g * _share(a, b, a < b), g * _share(a, b, b < a))
-)
-MAXIMUM = _primitive(
-    "maximum", np.maximum, lambda g, out, a, b: (g * _share(a, b, a > b), g * _share(a, b, b > a))
-)
+MINIMUM = _primitive("minimum", np.minimum, lambda g, out, a, b: (g * _share(a, b, a < b), g * _share(a, b, b < a)))
+MAXIMUM = _primitive("maximum", np.maximum, lambda g, out, a, b: (g * _share(a, b, a > b), g * _share(a, b, b > a)))
 NEGATIVE = _primitive("negative", np.negative, lambda g, out, x: (-g,))
 ABS = _primitive("abs", np.abs, lambda g, out, x: (g * sign(x),))
 SIGN = _primitive("sign", np.sign)
@@ -191,10 +186,9 @@ ERF = _function(
     lambda g, out, x: (g * (2 / math.sqrt(math.pi)) * exp(-x * x),),
     lambda jx, x: jx.lax.erf(x),
 )
-LOGADDEXP = _function(
-    "logaddexp", np.logaddexp, lambda g, out, a, b: (g * _portion(a, out), g * _portion(b, out))
-)
+LOGADDEXP = _function("logaddexp", np.logaddexp, lambda g, out, a, b: (g * _portion(a, out), g * _portion(b, out)))
 SIGMOID = _function("sigmoid", _sigmoid, lambda g, out, x: (g * out * (1 - out),), lambda jx, x: jx.lax.logistic(x))
+
 
 def _portion(x: RecurrentTensor, out: RecurrentTensor) -> RecurrentTensor:
     """How much of exp(out) is exp(x); none where both are -inf, which have no difference."""
@@ -226,9 +220,7 @@ CAST = Primitive(
     infer=lambda x, *, dtype: (x.shape, dtype),
     reference=lambda x, *, dtype: x.astype(dtype),
     jax=lambda jx, x, *, dtype: x.array.astype(dtype),
-    gradient=lambda g, out, x, *, dtype: (
-        astype(g, x.dtype) if dtypes.is_float(x.dtype) else None,
-    ),
+    gradient=lambda g, out, x, *, dtype: (astype(g, x.dtype) if dtypes.is_float(x.dtype) else None,),
 )
 
 COPY = Primitive(
@@ -324,12 +316,7 @@ remainder = mod
 
 def power(a: TensorLike, b: TensorLike) -> RecurrentTensor:
     """``a ** b``"""
-    if (
-        isinstance(b, int)
-        and not isinstance(b, bool)
-        and 0 <= b <= 3
-        and isinstance(a, RecurrentTensor)
-    ):
+    if isinstance(b, int) and not isinstance(b, bool) and 0 <= b <= 3 and isinstance(a, RecurrentTensor):
         # Small integer powers are products: exact, and differentiable at 0 and below.
         if b == 0:
             return a * 0 + 1
@@ -358,9 +345,7 @@ def _index_like(*values: TensorLike) -> bool:
     )
 
 
-def clip(
-    x: TensorLike, a_min: TensorLike | None = None, a_max: TensorLike | None = None
-) -> RecurrentTensor:
+def clip(x: TensorLike, a_min: TensorLike | None = None, a_max: TensorLike | None = None) -> RecurrentTensor:
     """``x`` kept between ``a_min`` and ``a_max``; None leaves a side open."""
     result = as_tensor(x)
     if a_min is not None:

@@ -165,7 +165,15 @@ class _Part:
         value = self.contraction()
         if value is None:
             value = self.summed()
-        return self.conditional(value)
+        return self.conditional(self.fitted(value))
+
+    def fitted(self, value: Edge) -> Edge:
+        """The value without the padding that it was summed with."""
+        shape = self.target.shape
+        if value.shape == shape:
+            return value
+        nothing = (0,) * len(shape)
+        return make(SLICE, value, source=self.source, starts=nothing, sizes=shape, steps=(1,) * len(shape))
 
     # -- the general form: read, mask, pick, sum ----------------------------------------------------------------
 

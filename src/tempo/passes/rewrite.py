@@ -10,7 +10,7 @@ from tempo.graph.node import Case, Edge, Graph, Node, dims_of
 from tempo.graph.structural import RECURRENT
 from tempo.graph.traversal import reachable
 from tempo.ops.elementwise import COPY
-from tempo.symbolic import Expr, Slice
+from tempo.symbolic import Dim, Expr, Slice
 
 Replace = Callable[[Node, "Rebuilt"], Edge | None]
 
@@ -87,7 +87,7 @@ def assemble(
     cases: Mapping[Node, tuple[Case, ...]],
     outputs: Mapping[str, Edge],
     emits: Mapping[str, Edge],
-    stops: Mapping[object, Edge],
+    stops: Mapping[Dim, Edge],
     done: Rebuilt,
 ) -> Graph:
     """A graph of what its results need."""
@@ -98,4 +98,4 @@ def assemble(
     nodes = reachable([*roots, *hosts], cases)
     dims = dims_of(frozenset(d for node in nodes for d in node.domain) | frozenset(graph.dims))
     kept = {node: tuple(cases[node]) for node in nodes if node in cases}
-    return Graph(graph.name, dims, nodes, kept, outputs, emits, stops, graph.inputs)  # type: ignore[arg-type]
+    return Graph(graph.name, dims, nodes, kept, outputs, emits, stops, graph.inputs)

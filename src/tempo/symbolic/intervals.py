@@ -59,7 +59,7 @@ def extremes(expr: ExprLike, ranges: Ranges) -> tuple[Expr, Expr]:
     return low, high
 
 
-def interval(expr: ExprLike, numeric_ranges: Mapping[Symbol, tuple[int, int]]) -> tuple[int, int]:
+def interval(expr: ExprLike, numeric_ranges: Mapping[Any, tuple[int, int]]) -> tuple[int, int]:
     """``extremes`` as numbers; every symbol of ``expr`` must have a range."""
     expr = as_expr(expr)
     missing = sorted(s.name for s in expr.symbols() if s not in numeric_ranges)

@@ -295,7 +295,7 @@ def _check_distinct(names: Sequence[str]) -> None:
         )
 
 
-def _position(relation: isl.Map, kind: isl.dim_type, name: str) -> int:
+def _position(relation: isl.Map | isl.Set, kind: isl.dim_type, name: str) -> int:
     position = relation.find_dim_by_name(kind, name)
     if position < 0:
         side = "consumer" if kind == _in else "producer"

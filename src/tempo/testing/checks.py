@@ -2,7 +2,7 @@
 
 (a) its graph is legal, (b) it evaluates, to finite numbers, and to what an independent reading of the recipe says,
 (c) rewritten into another program of the same meaning it gives the same results, (d) the analysis raises exactly where
-the exact walk does, (e) its gradients are those of finite differences.
+the exact walk does, (e) its gradients are those of finite differences, (f) compiled, it gives the same results.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tempo.symbolic import as_expr
 from tempo.tensor import RecurrentTensor
 from tempo.testing.broken import BREAKINGS
 from tempo.testing.choices import Choices
+from tempo.testing.compiled import check_compiled
 from tempo.testing.differences import check_gradients
 from tempo.testing.meaning import Meaning
 from tempo.testing.recipe import Built, Recipe, build, depends, execute, places
@@ -67,6 +68,8 @@ def check(recipe: Recipe, choices: Choices) -> None:
     check_meaning(run)
     if any(isinstance(s, Stop) for s in recipe.statements):
         return
+    graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
+    guarded("compile", recipe, lambda: check_compiled(graph, bounds, inputs, run.result, choices))
     if recipe.smooth:
         guarded("gradients", recipe, lambda: check_gradients(recipe, run.result, choices))
     # Each costs about as much as everything above: one of them is enough for one program.

@@ -93,7 +93,7 @@ class Meaning:
 
     def box(self, name: str) -> list[range]:
         """The points over which a whole tensor is handed out."""
-        name = self.original(name)
+        name = self.original(self.like.get(name, name))
         natural = [range(self.numbers[d]) for d in self.types[name].domain]
         defined = self.defined(name)
         if defined is None:
@@ -102,9 +102,8 @@ class Meaning:
         return around if all(p in defined for p in itertools.product(*around)) else natural
 
     def original(self, name: str) -> str:
-        """The tensor that another name stands for, or that a gradient is defined like."""
-        name = self.like.get(name, name)
-        declared = self.declared[name]
+        """The tensor that another name stands for."""
+        declared = self.declared.get(name)
         if isinstance(declared, Let) and isinstance(declared.value, Read) and self.is_here(declared.value):
             return self.original(declared.value.name)
         return name
@@ -139,6 +138,7 @@ class Meaning:
             return np.asarray(self.known[name][at])
         if self.original(name) != name:
             return self.value(self.original(name), point)
+        assert name in self.declared, f"{name} is not among the results, so its values are not known"
         declared = self.declared[name]
         here = {**self.recipe.values, **dict(zip(declared.type.domain, point, strict=True))}
         if isinstance(declared, Recurrent):

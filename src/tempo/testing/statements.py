@@ -139,7 +139,7 @@ class Statements(Sequences):
             case "randint":
                 arguments = (-2, 4, shape)
             case "bernoulli":
-                dtype, arguments = "bool", (0.5, shape)
+                dtype, bound, arguments = "bool", 1.0, (0.5, shape)
             case "permutation":
                 shape, arguments = (3,), (3,)
             case _:

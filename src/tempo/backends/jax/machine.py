@@ -45,7 +45,7 @@ class JaxMachine:
         self.device = _device(device)
         self.wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
         self.inputs = {
-            node.attributes["input"]: jax.ShapeDtypeStruct(
+            node.attributes["input"]: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
                 (*(d.bound.evaluate(numbers) for d in node.domain), *_sizes(node.shape, numbers)), node.dtype
             )
             for node in schedule.places
@@ -103,7 +103,7 @@ class JaxMachine:
         """What XLA says the program takes, in bytes."""
         if not self.whole:
             return {}
-        found = self.compiled.memory_analysis()
+        found: Any = self.compiled.memory_analysis()
         return {
             "inputs": found.argument_size_in_bytes,
             "outputs": found.output_size_in_bytes,
@@ -274,8 +274,7 @@ def _device(name: str | None) -> Any:
 
 def _use_disk_cache() -> None:
     """Keep compiled XLA programs between processes, unless the user has set JAX's cache up otherwise."""
-    if jax.config.jax_compilation_cache_dir is None:
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is None:
         home = os.environ.get("TEMPO_CACHE_DIR") or pathlib.Path.home() / ".cache" / "tempo" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(home))
-
-
+        settings.update("jax_compilation_cache_dir", str(home))

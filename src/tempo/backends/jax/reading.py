@@ -26,8 +26,8 @@ Array = Any
 
 @dataclass(frozen=True)
 class Block:
-    """The points at which a node is computed at once: the loops' steps (numbers or traced) by the node's own dims and by
-    the dims of the loops, and ranges of its other dims."""
+    """The points at which a node is computed at once: the loops' steps (numbers or traced) by the node's own dims and
+    by the dims of the loops, and ranges of its other dims."""
 
     at: Mapping[Any, Any]
     ranges: Mapping[Dim, tuple[int, int]]
@@ -68,9 +68,8 @@ class _Reader:
         # What each axis of the array stands for at present: a dim of the producer, a dim of the block, the
         # number of a slice, or an axis of the value.
         rank = len(edge.node.shape)
-        self.axes: list[Any] = [("stored", d) for d in edge.node.domain if not isinstance(store.dims[d], Latest)] + [
-            ("value", n) for n in range(rank)
-        ]
+        stored = [d for d in edge.node.domain if not isinstance(store.dims[d], Latest)]
+        self.axes: list[tuple[str, Any]] = [*(("stored", d) for d in stored), *(("value", n) for n in range(rank))]
 
     def run(self) -> Value:
         general: list[tuple[Dim, Any]] = []
@@ -98,7 +97,7 @@ class _Reader:
         if general:
             self.gather(general)
         dims = tuple(d for d in self.block.dims if ("block", d) in self.axes)
-        order = [("block", d) for d in dims]
+        order: list[tuple[str, Any]] = [("block", d) for d in dims]
         order += [("slice", n) for n in range(slices) if ("slice", n) in self.axes]
         order += [axis for axis in self.axes if axis[0] == "value"]
         permutation = [self.axes.index(axis) for axis in order]
@@ -162,7 +161,7 @@ class _Reader:
     def fits(self, item: Slice, kept: Any, length: int, size: int) -> bool:
         """Whether the slice, padded to its greatest length, never reaches past the store."""
         low, high = interval(item.start.substitute(self.block.bounds), self.block.spans())
-        return low >= kept.start and high - kept.start + length <= size
+        return bool(low >= kept.start and high - kept.start + length <= size)
 
     def extent(self, item: Slice) -> int:
         return max(interval(item.length.substitute(self.block.bounds), self.block.spans())[1], 0)

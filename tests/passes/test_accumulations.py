@@ -1,0 +1,187 @@
+"""Gradients as reads: what a step is added into, seen from the point that is added into."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.graph.node import Graph, Node
+from tempo.graph.validate import validate
+from tempo.passes.accumulations import resolve_accumulations
+from tempo.reference import evaluate
+
+Tensor = tp.RecurrentTensor
+Write = Callable[[tp.Program, Tensor, Any, Any], Tensor]
+
+
+def gradient(write: Write) -> tuple[tp.Program, Any]:
+    """A program whose output is the gradient of ``write(prog, x, t, T)`` with respect to x, and its bound."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.output("g", tp.grad(write(prog, x, t, T), x))
+    return prog, T
+
+
+def resolved(prog: tp.Program) -> Graph:
+    """The graph without accumulations, of which the original has some."""
+    assert any(node.scatters for node in prog.graph.nodes)
+    graph = resolve_accumulations(prog.graph)
+    validate(graph)
+    assert not any(node.scatters for node in graph.nodes)
+    return graph
+
+
+def cases(graph: Graph) -> dict[str, list[tuple[str, str]]]:
+    """What every tensor that is defined by cases reads, and under which condition, operations by their names."""
+    return {
+        node.label: [(f"{c.value.node.op.name}[{', '.join(map(str, c.value.index))}]", str(c.condition)) for c in found]
+        for node, found in graph.cases.items()
+    }
+
+
+def nodes(graph: Graph, op: str) -> list[Node]:
+    return [node for node in graph.nodes if node.op.name == op]
+
+
+def shifted(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    y = prog.recurrent("y", domain=(t,))
+    y[0] = 0
+    y[t] = 3 * x[t - 1]
+    return tp.sum(y[0:T])
+
+
+def prefixes(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    return tp.sum(tp.sum(x[0 : t + 1])[0:T])
+
+
+def ahead(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    return tp.sum((x * x[tp.min(t + 2, T - 1)])[0:T])
+
+
+def backwards(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    return tp.sum((x * x[T - 1 - t])[0:T])
+
+
+def halves(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    return tp.sum((t.value.astype("float32") * x[t // 2])[0:T])
+
+
+def windows(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    return tp.sum((tp.sum(x[tp.max(t - 1, 0) : t + 1]) ** 2)[0:T])
+
+
+def recurrence(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    y = prog.recurrent("y", domain=(t,))
+    y[0] = x[0]
+    y[t] = y[t - 1] * x
+    return y[T - 1]
+
+
+def attention(prog: tp.Program, x: Tensor, t: Any, T: Any) -> Tensor:
+    """Every step reads all the states before it."""
+    y = prog.recurrent("y", domain=(t,))
+    y[0] = x[0]
+    y[t] = tp.sum(y[0:t]) * x
+    return y[T - 1]
+
+
+EXPECTED: dict[Write, list[float]] = {
+    shifted: [3, 3, 3, 0],
+    prefixes: [4, 3, 2, 1],
+    ahead: [3, 4, 1 + 4, 3 + 2 + 8],
+    backwards: [8, 6, 4, 2],
+    halves: [1, 5, 0, 0],
+    # The sums are 1, 3, 5, 7, and x[t] is in those of t and t + 1.
+    windows: [2 + 6, 6 + 10, 10 + 14, 14],
+    recurrence: [24, 12, 8, 6],
+    # y = 1, 2, 3 (1 + 2), 4 (1 + 2 + 9)
+    attention: [48, (1 + 3) * 4, 3 * 4, 12],
+}
+
+
+@pytest.mark.parametrize("write", EXPECTED, ids=lambda write: write.__name__)
+def test_the_resolved_gradient_is_the_same(write: Write) -> None:
+    prog, T = gradient(write)
+    inputs = {"x": [1, 2, 3, 4]}
+    assert prog.evaluate({T: 4}, **inputs).g.tolist() == EXPECTED[write]
+    assert evaluate(resolved(prog), {T: 4}, inputs).g.tolist() == EXPECTED[write]
+
+
+@pytest.mark.parametrize("write", EXPECTED, ids=lambda write: write.__name__)
+def test_programs_of_one_step(write: Write) -> None:
+    prog, T = gradient(write)
+    expected = prog.evaluate({T: 1}, x=[5]).g.tolist()
+    assert evaluate(resolved(prog), {T: 1}, {"x": [5]}).g.tolist() == expected
+
+
+def test_a_shift_is_the_value_of_one_step_later_where_there_is_one() -> None:
+    prog, _ = gradient(shifted)
+    assert [("multiply[t + 1]", "T >= t + 2"), ("full[]", "true")] in cases(resolved(prog)).values()
+
+
+def test_prefixes_are_a_sum_over_the_steps() -> None:
+    prog, _ = gradient(prefixes)
+    (total,) = nodes(resolved(prog), "sum")
+    # The steps' values differ in length: each is padded with zeros before they are summed.
+    assert [str(edge).split("[")[1] for edge in total.edges] == ["0:T]"]
+    assert [edge.node.op.name for edge in total.edges] == ["place"]
+
+
+def test_a_state_that_later_states_read_sums_over_those_alone() -> None:
+    prog, T = gradient(attention)
+    graph = resolved(prog)
+    # The adjoint of y[t] needs those of the steps after it, and must not read others.
+    (item,) = [item for node in nodes(graph, "slice") for edge in node.edges for item in edge.index]
+    (t,) = graph.dims
+    assert item.evaluate({t: 2, T: 6}) == range(3, 6)
+    assert item.evaluate({t: 5, T: 6}) == range(6, 6)
+
+
+def rnn() -> tuple[tp.Program, Any]:
+    with tp.Program("rnn") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 2, domain=(t,))
+        W = prog.param("W", (2, 2))
+        h = prog.recurrent("h", 2, domain=(t,))
+        h[0] = x[0]
+        h[t] = tp.tanh(W @ h[t - 1] + x)
+        prog.output("dW", tp.grad(tp.sum(h[T - 1]), W))
+    return prog, T
+
+
+def test_a_weights_gradient_is_one_matrix_product() -> None:
+    prog, T = rnn()
+    graph = resolved(prog)
+    (product,) = [node for node in nodes(graph, "einsum") if not node.domain]
+    assert product.attributes["subscripts"] == "aY,aX->YX"
+    assert [f"[{', '.join(map(str, edge.index))}]" for edge in product.edges] == ["[1:T]", "[0:T - 1]"]
+    assert product.edges[1].node.label == "h"
+    # No outer product per step is left, and no sum over them.
+    assert [node.attributes["subscripts"] for node in nodes(graph, "einsum")] == ["YX,X->Y", "YX,Y->X", "aY,aX->YX"]
+    assert nodes(graph, "sum") == []
+
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.normal(size=(4, 2)), "W": rng.normal(size=(2, 2))}
+    expected = prog.evaluate({T: 4}, **inputs).dW
+    np.testing.assert_allclose(evaluate(graph, {T: 4}, inputs).dW, expected, rtol=1e-5)
+
+
+def test_a_graph_without_gradients_stays_as_it_is() -> None:
+    with tp.Program() as prog:
+        t, _ = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.output("y", tp.exp(x))
+    assert resolve_accumulations(prog.graph).nodes == prog.graph.nodes
+
+
+def test_what_nothing_depends_on_has_gradient_zero() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.output("g", tp.grad(tp.sum(tp.stop_gradient(x)[0:T]), x))
+    graph = resolve_accumulations(prog.graph)
+    validate(graph)
+    assert evaluate(graph, {T: 3}, {"x": [1, 2, 3]}).g.tolist() == [0, 0, 0]

@@ -1,0 +1,466 @@
+"""Compiled programs: calling them, what they refuse, host functions, emitted values, dtypes and seeds."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+
+BACKENDS = ["numpy", "jax"]
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def failing(**reasons: str) -> pytest.MarkDecorator:
+    """Both backends, of which some are known to get this wrong."""
+    marks = {b: [pytest.mark.xfail(strict=True, reason=reasons[b])] if b in reasons else [] for b in BACKENDS}
+    return pytest.mark.parametrize("backend", [pytest.param(b, marks=marks[b]) for b in BACKENDS])
+
+
+def same(found: tp.Result, expected: tp.Result, rtol: float = 1e-5) -> None:
+    """The same outputs, of the same dtypes and shapes."""
+    assert found.outputs.keys() == expected.outputs.keys()
+    for name, array in expected.outputs.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_allclose(found[name].astype(np.float64), array.astype(np.float64), rtol=rtol, atol=1e-6)
+
+
+def products(dtype: Any = tp.float32) -> tuple[tp.Program, Any]:
+    """The running product of x, and the gradient of the last one."""
+    with tp.Program("products") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,), dtype=dtype)
+        y = prog.recurrent("y", domain=(t,), dtype=dtype)
+        y[0] = x[0]
+        y[t] = y[t - 1] * x
+        prog.output("y", y)
+        prog.output("g", tp.grad(y[T - 1], x))
+    return prog, T
+
+
+# -- calls ----------------------------------------------------------------------------------------------------
+
+
+@backends
+def test_compile_and_call(backend: str) -> None:
+    prog, T = products()
+    run = prog.compile({T: 4}, backend)
+    result = run(x=[1, 2, 3, 4])
+    assert result.y.tolist() == [1, 2, 6, 24]
+    assert result.g.tolist() == [24, 12, 8, 6]
+    assert run(x=[2, 1, 1, 1]).y.tolist() == [2, 2, 2, 2]
+
+
+@failing(jax="JAX sorts the outputs by name")
+def test_outputs_come_in_the_order_of_their_declaration(backend: str) -> None:
+    prog, T = products()
+    assert repr(prog.compile({T: 4}, backend)(x=[1, 2, 3, 4])) == "<Result y: float32[4], g: float32[4]>"
+
+
+@backends
+def test_bounds_are_compiled_in(backend: str) -> None:
+    prog, T = products()
+    for steps in (1, 2, 5):
+        x = np.arange(2.0, steps + 2)
+        same(prog.compile({T: steps}, backend)(x=x), prog.evaluate({T: steps}, x=x))
+
+
+@backends
+def test_a_small_network_and_its_gradients(backend: str) -> None:
+    with tp.Program("rnn") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 2, domain=(t,))
+        U, W = prog.param("U", (3, 2)), prog.param("W", (3, 3))
+        h = prog.recurrent("h", 3, domain=(t,))
+        h[-1] = 0
+        h[t] = tp.tanh(U @ x + W @ h[t - 1])
+        loss = tp.mean(h[0:T] ** 2)
+        prog.output("h", h)
+        prog.output("loss", loss)
+        for name, gradient in tp.grad(loss, prog.params).items():
+            prog.output(f"d_{name}", gradient)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.normal(size=(5, 2)), "U": rng.normal(size=(3, 2)), "W": rng.normal(size=(3, 3))}
+    same(prog.compile({T: 5}, backend)(**inputs), prog.evaluate({T: 5}, **inputs))
+
+
+@backends
+def test_a_training_loop(backend: str) -> None:
+    """Newton's method for the root of 2: 1, 3/2, 17/12, ... by gradient, not by hand."""
+    with tp.Program("newton") as prog:
+        i, I = prog.dim("i")
+        w = prog.state("w", prog.input("start", dtype=tp.float64), over=i)
+        error = w * w - 2
+        w.next = w - error / tp.grad(error, w)
+        prog.output("w", w)
+    result = prog.compile({I: 4}, backend)(start=1.0)
+    np.testing.assert_allclose(result.w, [1, 3 / 2, 17 / 12, 577 / 408, 665857 / 470832], rtol=1e-15)
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+def test_unknown_backend() -> None:
+    prog, T = products()
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        prog.compile({T: 3}, backend="torch")
+    assert str(caught.value) == "there is no backend 'torch'\n  hint: backends are 'jax', 'numpy'"
+
+
+def test_unknown_device() -> None:
+    prog, T = products()
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        prog.compile({T: 3}, device="abacus")
+    assert str(caught.value).startswith("there is no device 'abacus' here: ")
+    assert "\n  hint: this machine has: " in str(caught.value)
+    assert "cpu" in str(caught.value)
+
+
+@backends
+def test_bounds_that_are_missing_or_wrong(backend: str) -> None:
+    prog, T = products()
+    with pytest.raises(tp.errors.BoundError) as missing:
+        prog.compile(backend=backend)
+    assert str(missing.value) == "program 'products' needs a number for the bound T\n  hint: give {T: ...}"
+    with pytest.raises(tp.errors.BoundError, match=r"^bound T = 0: a bound is a positive integer"):
+        prog.compile({T: 0}, backend)
+
+
+@backends
+@pytest.mark.parametrize(
+    ("inputs", "message", "hint"),
+    [
+        ({}, "input 'x' was not given", "give an array of shape (T,) = (3,), float32"),
+        (
+            {"x": [1, 2]},
+            "input 'x' has shape (2,), expected (3,)",
+            "give an array of shape (T,) = (3,), float32: one leading axis per dim, then the shape",
+        ),
+        ({"x": [1, 2, 3], "z": 1}, "program 'products' has no input 'z'", "its inputs are: x"),
+        ({"x": [1, 2, 3], "T": 3}, "program 'products' has no input 'T'", "T is a bound: give it as {T: ...}"),
+    ],
+)
+def test_wrong_inputs(backend: str, inputs: dict[str, Any], message: str, hint: str) -> None:
+    prog, T = products()
+    run = prog.compile({T: 3}, backend)
+    for call in (run, run.stream):
+        with pytest.raises(tp.errors.InputError) as caught:
+            call(**inputs)
+        assert str(caught.value).splitlines()[0] == message
+        assert caught.value.hint == hint
+
+
+@backends
+def test_wrong_programs_are_refused_before_they_run(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", domain=(t,))
+        y[t] = y[t - 1] + 1
+        prog.output("y", y)
+    with pytest.raises(tp.TempoError) as expected:
+        prog.evaluate({T: 3})
+    with pytest.raises(type(expected.value)) as found:
+        prog.compile({T: 3}, backend)
+    assert str(found.value) == str(expected.value)
+
+
+@backends
+def test_stop_conditions_are_refused(backend: str) -> None:
+    with tp.Program("search") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.stop(t, when=x > 3)
+        prog.output("x", x * 1)
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        prog.compile({T: 3}, backend)
+    assert str(caught.value) == (
+        "program 'search' has a stop condition, which compiled programs cannot have yet\n"
+        "  hint: prog.evaluate(...) runs it on the reference interpreter"
+    )
+
+
+# -- host functions ---------------------------------------------------------------------------------------------
+
+
+@backends
+def test_host_functions_are_called_in_order(backend: str) -> None:
+    calls: list[float] = []
+
+    def double(x: Any) -> Any:
+        calls.append(x.item())
+        return 2 * x
+
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        s = prog.recurrent("s", domain=(t,))
+        s[-1] = 0
+        s[t] = tp.host(double, s[t - 1] + x, out=tp.spec(), sequence=t)
+        prog.output("s", s)
+    run = prog.compile({T: 3}, backend)
+    assert calls == []
+    assert run(x=[1, 2, 3]).s.tolist() == [0, 2, 8, 22]
+    assert calls == [1, 4, 11]
+    assert run(x=[0, 0, 1]).s.tolist() == [0, 0, 0, 2]
+
+
+@failing(numpy="a value without axes is handed over as np.float32")
+def test_host_functions_get_arrays_even_of_single_numbers(backend: str) -> None:
+    kinds: list[type] = []
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        tp.host(lambda x: kinds.append(type(x)), x, sequence=t)
+    prog.compile({T: 1}, backend)(x=[1])
+    assert kinds == [np.ndarray]
+
+
+@backends
+def test_a_batch_is_one_call(backend: str) -> None:
+    shapes = []
+
+    def both(x: Any, w: Any) -> Any:
+        shapes.append((x.shape, w.shape))
+        return x.sum(-1) + w, x * 10
+
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", 2, domain=(i, t))
+        w = prog.input("w")
+        total, tenfold = tp.host(both, x, w, out=[tp.spec(), tp.spec(2)], sequence=i, batch=t)
+        prog.output("total", total)
+        prog.output("tenfold", tenfold)
+    x_ = np.arange(12).reshape(2, 3, 2)
+    result = prog.compile({I: 2, T: 3}, backend)(x=x_, w=100)
+    assert shapes == [((3, 2), ()), ((3, 2), ())]
+    assert result.total.tolist() == [[101, 105, 109], [113, 117, 121]]
+    assert result.tenfold.tolist() == (10 * x_).tolist()
+
+
+@backends
+def test_a_function_without_results_is_called_for_its_effect(backend: str) -> None:
+    seen: list[float] = []
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        tp.host(lambda x: seen.append(x.item()), x, sequence=t)
+        prog.output("y", x + 1)
+    assert prog.compile({T: 3}, backend)(x=[5, 6, 7]).y.tolist() == [6, 7, 8]
+    assert seen == [5, 6, 7]
+
+
+@backends
+def test_exceptions_of_host_functions(backend: str) -> None:
+    def picky(x: Any) -> Any:
+        if x > 2:
+            raise ZeroDivisionError("too large")
+        return x
+
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.output("y", tp.host(picky, x, out=tp.spec(), sequence=t))
+    run = prog.compile({T: 3}, backend)
+    with pytest.raises(tp.errors.HostError) as caught:
+        run(x=[1, 3, 2])
+    assert str(caught.value).splitlines()[0] == "host function picky raised ZeroDivisionError at t=1: too large"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert run(x=[1, 2, 0]).y.tolist() == [1, 2, 0]
+
+
+@backends
+def test_host_results_are_checked(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.output("y", tp.host(np.ones_like, x, out=tp.spec(4), sequence=t))
+    with pytest.raises(tp.errors.HostError, match=r"returned shape \(\) at t=0, declared is \(4,\)"):
+        prog.compile({T: 3}, backend)(x=[1, 3, 2])
+
+
+# -- emitted values -----------------------------------------------------------------------------------------------
+
+
+def emitting() -> tuple[tp.Program, Any]:
+    with tp.Program("emitting") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        s = prog.recurrent("s", domain=(t,))
+        s[-1] = 0
+        s[t] = s[t - 1] + x
+        prog.emit("sum", s)
+        prog.emit("pair", tp.stack([s, -x]))
+        prog.output("final", s[T - 1])
+    return prog, T
+
+
+@backends
+def test_emits_come_with_their_points(backend: str) -> None:
+    prog, T = emitting()
+    result = prog.compile({T: 3}, backend)(x=[1, 2, 4])
+    assert [(r.point, r.value.tolist()) for r in result.emits["sum"]] == [
+        ({"t": 0}, 1),
+        ({"t": 1}, 3),
+        ({"t": 2}, 7),
+    ]
+    assert [r.value.tolist() for r in result.emits["pair"]] == [[1, -1], [3, -2], [7, -4]]
+    assert result.final == 7
+
+
+@failing(jax="a value without axes is handed out as np.float32")
+def test_emitted_values_are_arrays_even_if_single_numbers(backend: str) -> None:
+    prog, T = emitting()
+    result = prog.compile({T: 1}, backend)(x=[1])
+    assert [type(r.value) for r in result.emits["sum"]] == [np.ndarray]
+
+
+@backends
+def test_a_stream_hands_out_values_while_the_program_runs(backend: str) -> None:
+    asked: list[float] = []
+
+    def record(x: Any) -> Any:
+        asked.append(x.item())
+        return x
+
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        s = prog.recurrent("s", domain=(t,))
+        s[-1] = 0
+        s[t] = s[t - 1] + tp.host(record, x + s[t - 1], out=tp.spec(), sequence=t)
+        prog.emit("s", s)
+        prog.output("final", s[T - 1])
+    stream = prog.compile({T: 3}, backend).stream(x=[1, 2, 4])
+    assert stream.result is None
+    records = iter(stream)
+    first = next(records)
+    assert (first.name, first.point, first.value.tolist()) == ("s", {"t": 0}, 1)
+    assert asked == [1]  # the later steps have not been made
+    assert [(r.name, r.point, r.value.tolist()) for r in records] == [("s", {"t": 1}, 4), ("s", {"t": 2}, 12)]
+    assert stream.result is not None
+    assert stream.result.final == 12
+
+
+@backends
+def test_a_stream_keeps_the_order_of_steps(backend: str) -> None:
+    prog, T = emitting()
+    stream = prog.compile({T: 2}, backend).stream(x=[1, 2])
+    assert [(r.name, r.point["t"]) for r in stream] == [("sum", 0), ("pair", 0), ("sum", 1), ("pair", 1)]
+    assert stream.result.final == 3
+
+
+# -- several at once ------------------------------------------------------------------------------------------------
+
+
+@backends
+def test_two_executables_at_once(backend: str) -> None:
+    prog, T = emitting()
+    short, long = prog.compile({T: 2}, backend), prog.compile({T: 3}, backend)
+    pairs = zip(short.stream(x=[1, 2]), long.stream(x=[5, 6, 7]), strict=False)
+    found = [(a.value.tolist(), b.value.tolist()) for a, b in pairs if a.name == "sum"]
+    assert found == [(1, 5), (3, 11)]
+
+
+@backends
+@pytest.mark.parametrize("dtype", [tp.float32, tp.float64], ids=str)
+def test_calls_from_several_threads(backend: str, dtype: Any) -> None:
+    prog, T = products(dtype)
+    run = prog.compile({T: 3}, backend)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda n: run(x=[n, 2, 3]), range(20)))
+    assert [r.y.tolist() for r in results] == [[n, 2 * n, 6 * n] for n in range(20)]
+    assert {r.y.dtype for r in results} == {np.dtype(dtype)}
+
+
+def test_executables_of_different_precision_in_two_threads() -> None:
+    runs = [prog.compile({T: 3}) for prog, T in (products(tp.float32), products(tp.float64))]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda n: runs[n % 2](x=[0.1, 1, 1]), range(20)))
+    assert [r.y[2].item() for r in results] == [np.float32(0.1).item(), 0.1] * 10
+
+
+# -- dtypes and seeds -----------------------------------------------------------------------------------------------
+
+
+@backends
+def test_float64_is_exact(backend: str) -> None:
+    prog, T = products(tp.float64)
+    result = prog.compile({T: 3}, backend)(x=[1 + 2**-40, 1, 1])
+    assert result.y.dtype == np.float64
+    assert result.y[2] == 1 + 2**-40
+
+
+@backends
+@pytest.mark.parametrize(("dtype", "last"), [(tp.bfloat16, 10.5625), (tp.float16, 10.546875)], ids=str)
+def test_half_precision(backend: str, dtype: Any, last: float) -> None:
+    prog, T = products(dtype)
+    result = prog.compile({T: 3}, backend)(x=[1.5, 2.25, 3.125])
+    assert (result.y.dtype, result.g.dtype) == (dtype, dtype)
+    assert result.y.tolist() == [1.5, 3.375, last]
+    assert result.g.tolist() == [7.03125, 4.6875, 3.375]
+
+
+@backends
+def test_integers_and_bools(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,), dtype=tp.int64)
+        prog.output("square", x * x)
+        prog.output("odd", x % 2 == 1)
+    result = prog.compile({T: 3}, backend)(x=[3, 4, 2**31])
+    assert result.square.tolist() == [9, 16, 2**62]
+    assert (result.odd.tolist(), result.odd.dtype) == ([True, False, False], np.bool_)
+
+
+@backends
+def test_random_draws_are_those_of_the_reference(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s = prog.recurrent("s", domain=(t,))
+        s[-1] = 0
+        s[t] = s[t - 1] + tp.random.normal(domain=t)
+        prog.output("walk", s)
+        prog.output("bits", tp.random.bits(3, domain=t))
+        prog.output("order", tp.random.permutation(5, domain=t))
+    run = prog.compile({T: 4}, backend, seed=7)
+    expected = prog.evaluate({T: 4}, seed=7)
+    same(run(), expected)
+    assert run().bits.tolist() == expected.bits.tolist()
+    assert sorted(run().order[0].tolist()) == [0, 1, 2, 3, 4]
+    # A call's own seed comes before the one the program was compiled with.
+    same(run(seed=2**40 + 1), prog.evaluate({T: 4}, seed=2**40 + 1))
+    assert run(seed=8).bits.tolist() != expected.bits.tolist()
+
+
+# -- explanations ---------------------------------------------------------------------------------------------------
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = text.split("-- ")[1:]
+    return {title: body.strip() for title, body in (part.split(" --\n", 1) for part in parts)}
+
+
+def test_explain_says_how_a_program_was_compiled() -> None:
+    prog, T = products()
+    found = sections(prog.compile({T: 4}).explain())
+    assert list(found) == ["program", "after simplification", "loop tree", "stores", "XLA programs", "seconds"]
+    assert "accumulate" in found["program"]
+    assert "accumulate" not in found["after simplification"]
+    assert "for t in 1 .. 3:" in found["loop tree"]
+    assert "y: float32[4], 16 bytes (t: 4 steps)" in found["stores"]
+    assert found["XLA programs"].startswith("1 program, bytes: inputs 16, outputs ")
+    assert [phase.split()[0] for phase in found["seconds"].split(", ")] == [
+        "analysis",
+        "passes",
+        "schedule",
+        "storage",
+        "XLA",
+    ]
+
+
+def test_explain_without_xla() -> None:
+    prog, T = products()
+    found = sections(prog.compile({T: 4}, "numpy").explain())
+    assert list(found) == ["program", "after simplification", "loop tree", "stores", "seconds"]
