@@ -344,7 +344,7 @@ class Interpreter:
             stacked = np.stack(rows).reshape((*sizes, *rows[0].shape))
             # An argument that does not vary over a batch dim comes without that axis.
             varies = tuple(slice(None) if d in edge.domain else 0 for d in batch)
-            arguments.append(stacked[varies])
+            arguments.append(np.asarray(stacked[varies]))
         return call_host(call, arguments, sizes, sequence, self.bounds)
 
     # -- results --------------------------------------------------------------------------------------------

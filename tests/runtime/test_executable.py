@@ -12,12 +12,6 @@ BACKENDS = ["numpy", "jax"]
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def failing(**reasons: str) -> pytest.MarkDecorator:
-    """Both backends, of which some are known to get this wrong."""
-    marks = {b: [pytest.mark.xfail(strict=True, reason=reasons[b])] if b in reasons else [] for b in BACKENDS}
-    return pytest.mark.parametrize("backend", [pytest.param(b, marks=marks[b]) for b in BACKENDS])
-
-
 def same(found: tp.Result, expected: tp.Result, rtol: float = 1e-5) -> None:
     """The same outputs, of the same dtypes and shapes."""
     assert found.outputs.keys() == expected.outputs.keys()
@@ -52,7 +46,7 @@ def test_compile_and_call(backend: str) -> None:
     assert run(x=[2, 1, 1, 1]).y.tolist() == [2, 2, 2, 2]
 
 
-@failing(jax="JAX sorts the outputs by name")
+@backends
 def test_outputs_come_in_the_order_of_their_declaration(backend: str) -> None:
     prog, T = products()
     assert repr(prog.compile({T: 4}, backend)(x=[1, 2, 3, 4])) == "<Result y: float32[4], g: float32[4]>"
@@ -205,7 +199,7 @@ def test_host_functions_are_called_in_order(backend: str) -> None:
     assert run(x=[0, 0, 1]).s.tolist() == [0, 0, 0, 2]
 
 
-@failing(numpy="a value without axes is handed over as np.float32")
+@backends
 def test_host_functions_get_arrays_even_of_single_numbers(backend: str) -> None:
     kinds: list[type] = []
     with tp.Program() as prog:
@@ -309,7 +303,7 @@ def test_emits_come_with_their_points(backend: str) -> None:
     assert result.final == 7
 
 
-@failing(jax="a value without axes is handed out as np.float32")
+@backends
 def test_emitted_values_are_arrays_even_if_single_numbers(backend: str) -> None:
     prog, T = emitting()
     result = prog.compile({T: 1}, backend)(x=[1])

@@ -85,7 +85,7 @@ class NumpyMachine:
                 self.read(edge, {**self.numbers, **at, **dict(zip(batch, p, strict=True))}) for p in np.ndindex(*sizes)
             ]
             stacked = np.stack(rows).reshape((*sizes, *rows[0].shape))
-            arguments.append(stacked[tuple(slice(None) if d in edge.domain else 0 for d in batch)])
+            arguments.append(np.asarray(stacked[tuple(slice(None) if d in edge.domain else 0 for d in batch)]))
         point = tuple(at[d] for d in sequence)
         self.calls[node] = call_host(node, arguments, sizes, point, self.numbers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +67,7 @@ class Executable:
         # Arrays that live on a device stay there; everything else is checked and converted as NumPy arrays.
         arrays = check_inputs(self.source, self.numbers, inputs, seed)
         outputs, emitted = self.machine(arrays).run() if self._machine is None else self._machine.run(arrays)
-        return Result({name: np.asarray(array) for name, array in outputs.items()}, emitted)
+        return self.result(outputs, emitted)
 
     def stream(self, seed: int | None = None, **inputs: Any) -> Stream:
         """Run the program and iterate over what it emits, as it does: ``for record in run.stream(x=data)``.
@@ -82,7 +82,10 @@ class Executable:
             records = self.machine(arrays).stream(outputs)
         else:
             records = self._machine.stream(arrays, outputs)
-        return Stream(records, outputs)
+        return Stream(records, lambda: self.result(outputs, {}))
+
+    def result(self, outputs: Mapping[str, Any], emitted: Mapping[str, list[Record]]) -> Result:
+        return Result({name: np.asarray(outputs[name]) for name in self.source.outputs}, emitted)
 
     def machine(self, arrays: Mapping[str, Any]) -> NumpyMachine:
         return NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
@@ -99,8 +102,7 @@ class Executable:
             ("stores", str(self.storage)),
         ]
         if self._machine is not None:
-            memory = ", ".join(f"{name} {size:,}" for name, size in self._machine.memory().items())
-            sections.append(("XLA programs", f"1 program, bytes: {memory}"))
+            sections.append(("XLA programs", self._machine.describe()))
         sections.append(("seconds", ", ".join(f"{phase} {s:.3f}" for phase, s in self.seconds.items())))
         return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
 
@@ -108,15 +110,15 @@ class Executable:
 class Stream:
     """What a running program emits."""
 
-    def __init__(self, records: Iterator[tuple[str, Record]], outputs: dict[str, Any]) -> None:
+    def __init__(self, records: Iterator[tuple[str, Record]], finish: Callable[[], Result]) -> None:
         self._records = records
-        self._outputs = outputs
+        self._finish = finish
         self.result: Result | None = None
 
     def __iter__(self) -> Iterator[Emitted]:
         for name, record in self._records:
             yield Emitted(name, record.point, record.value)
-        self.result = Result({name: np.asarray(array) for name, array in self._outputs.items()}, {})
+        self.result = self._finish()
 
 
 class Emitted(NamedTuple):

@@ -426,7 +426,7 @@ def _is_index(value: object) -> bool:
     if isinstance(value, Expr):
         return True
     if isinstance(value, float):
-        raise IndexExpressionError(f"{value} is not an integer, an index must be", hint=type_error_hint)
+        raise IndexExpressionError(f"not an index expression: {value!r} of type float", hint=type_error_hint)
     # An array of one integer has __index__ too, but an index is a number; so is a bool, but by accident.
     return hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "shape", ()) == ()
 

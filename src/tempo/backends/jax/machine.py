@@ -99,10 +99,14 @@ class JaxMachine:
         with self.settings():
             outputs.update(self.parts.finish(state))
 
-    def memory(self) -> dict[str, int]:
-        """What XLA says the program takes, in bytes."""
+    def describe(self) -> str:
+        """The XLA programs and what they take."""
         if not self.whole:
-            return {}
+            return "one for every part between host calls and emits, compiled when it first runs"
+        return "1 program, bytes: " + ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
+
+    def memory(self) -> dict[str, int]:
+        """What XLA says a program without host calls and emits takes, in bytes."""
         found: Any = self.compiled.memory_analysis()
         return {
             "inputs": found.argument_size_in_bytes,
@@ -242,7 +246,7 @@ class _Parts:
                 point = {
                     d.name: int(block.at[d]) if d in block.at else steps[d] + block.ranges[d][0] for d in node.domain
                 }
-                yield name, Record(point, value[position])
+                yield name, Record(point, np.asarray(value[position]))
 
 
 def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
