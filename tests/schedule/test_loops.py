@@ -307,7 +307,6 @@ def test_two_states_defined_one_step_ahead_are_right() -> None:
     assert compiled(prog, {T: 3}, x=[1, 1, 1])(x=[1, 1, 1]).h.tolist() == [0, 2, 8, 26]
 
 
-@pytest.mark.xfail(strict=True, reason="2 * c[t + 1] reads ahead of its own step: taken for tangled, not shifted")
 def test_two_states_defined_one_step_ahead_are_one_loop() -> None:
     prog, T = cell()
     run = prog.compile({T: 1000}, backend="numpy")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from tempo.analysis.walk import walk
 from tempo.graph.node import Case, Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.reference import Record, call_host, resolve
@@ -19,7 +21,6 @@ from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.schedule.storage import Latest, Storage
 from tempo.symbolic import Slice
-from tempo.symbolic.polyhedral import contains
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +43,11 @@ class NumpyMachine:
         self.inputs = inputs
         self.calls: dict[Node, tuple[Array, ...]] = {}
         self.stores = {node: np.zeros(s.shape, node.dtype) for node, s in storage.stores.items()}
+
+    @cached_property
+    def needed(self) -> set[tuple[Node, tuple[int, ...]]]:
+        """Every value that some result really needs."""
+        return set(walk(self.graph, self.numbers))
 
     def run(self) -> tuple[dict[str, Array], dict[str, list[Record]]]:
         """Outputs and everything emitted."""
@@ -68,7 +74,8 @@ class NumpyMachine:
 
     def emit(self, node: Node, at: Mapping[Any, int]) -> Iterator[tuple[str, Record]]:
         names = [name for name, edge in self.graph.emits.items() if edge.node is node]
-        spans = [range(at[d], at[d] + 1) if d in at else range(*self.schedule.steps(node, d)) for d in node.domain]
+        own = {d: self.schedule.own_step(node, d, at[d.origin]) for d in node.domain if d.origin in at}
+        spans = [range(own[d], own[d] + 1) if d in own else range(*self.schedule.steps(node, d)) for d in node.domain]
         for name in names:
             for point in itertools.product(*spans):
                 here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
@@ -79,14 +86,16 @@ class NumpyMachine:
         """A host call, for all points of its batch."""
         batch, sequence = node.attributes["batch"], node.attributes["sequence"]
         sizes = tuple(d.bound.evaluate(self.numbers) for d in batch)
+        steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in sequence}
         arguments = []
         for edge in node.edges:
             rows = [
-                self.read(edge, {**self.numbers, **at, **dict(zip(batch, p, strict=True))}) for p in np.ndindex(*sizes)
+                self.read(edge, {**self.numbers, **steps, **dict(zip(batch, p, strict=True))})
+                for p in np.ndindex(*sizes)
             ]
             stacked = np.stack(rows).reshape((*sizes, *rows[0].shape))
             arguments.append(np.asarray(stacked[tuple(slice(None) if d in edge.domain else 0 for d in batch)]))
-        point = tuple(at[d] for d in sequence)
+        point = tuple(steps[d] for d in sequence)
         self.calls[node] = call_host(node, arguments, sizes, point, self.numbers)
 
     def compute(self, statement: Compute, at: Mapping[Any, int]) -> None:
@@ -99,7 +108,7 @@ class NumpyMachine:
         choices = []
         for d in node.domain:
             low, high = spans[d]
-            step = at[d.origin] - d.start.evaluate(self.numbers) if d.origin in at else None
+            step = self.schedule.own_step(node, d, at[d.origin]) if d.origin in at else None
             # A piece of a loop may reach past the steps at which one of its nodes is needed.
             choices.append(range(low, high + 1) if step is None else range(step, step + (low <= step <= high)))
         for point in itertools.product(*choices):
@@ -108,7 +117,7 @@ class NumpyMachine:
                 value = self.value(statement, node, here)
             except (IndexError, ValueError):
                 # Points between those at which a node is needed are computed with them, from whatever is there.
-                if contains(self.schedule.needed[node], {d.name: p for d, p in zip(node.domain, point, strict=True)}):
+                if (node, point) in self.needed:
                     raise
                 continue
             if value is not None:

@@ -48,6 +48,9 @@ class ScheduleError(Exception):
 
 Distance = tuple[int | None, int | None] | None
 
+Shifts = dict[tuple[Node, Dim], int]
+"""By how many steps of a loop over a dim a node is computed later than its own step says."""
+
 
 @dataclass(eq=False)
 class Dependence:
@@ -55,6 +58,7 @@ class Dependence:
 
     read: Read
     numbers: Mapping[Any, int]
+    shifts: Shifts
     distances: dict[Dim, Distance] = field(default_factory=dict)
 
     @property
@@ -66,7 +70,16 @@ class Dependence:
         return self.read.producer
 
     def distance(self, family: Dim) -> Distance:
-        """The least and greatest number of steps back; None if nothing is read at all."""
+        """The least and greatest number of a loop's steps back; None if nothing is read at all."""
+        steps = self.unshifted(family)
+        shift = self.shifts.get((self.consumer, family), 0) - self.shifts.get((self.producer, family), 0)
+        if steps is None or shift == 0:
+            return steps
+        low, high = steps
+        return None if low is None else low + shift, None if high is None else high + shift
+
+    def unshifted(self, family: Dim) -> Distance:
+        """The same where every node is computed at the loop's own step."""
         if family not in self.distances:
             self.distances[family] = self._distance(family)
         return self.distances[family]
@@ -97,10 +110,14 @@ class Schedule:
     dependences: tuple[Dependence, ...]
     spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
     """Per node and dim, the first and the last step at which it is needed."""
-    needed: Mapping[Node, Points]
-    """Per node, the points at which it is needed."""
+    shifts: Shifts
+    numbers: Mapping[Any, int]
     results: Mapping[str, tuple[range, ...]]
     """Per output, the steps that are handed out."""
+
+    def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
+        """The step of a node's dim that is computed at a step of the loop over it."""
+        return step - dim.start.evaluate(self.numbers) - self.shifts.get((node, dim.origin), 0)
 
     def steps(self, node: Node, dim: Dim) -> tuple[int, int]:
         """The first step of a dim at which a node is needed, and the one after the last."""
@@ -112,20 +129,21 @@ def schedule(graph: Graph, numbers: Mapping[Any, int]) -> Schedule:
     """Loops for a graph, with its bounds' numbers."""
     relations = Relations(graph, numbers)
     needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
+    shifts: Shifts = {}
     dependences = tuple(
-        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index), numbers)
+        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index), numbers, shifts)
         for node in graph.nodes
         if node in needed
         for r in relations.reads(node)
         if r.producer in needed
     )
-    builder = _Builder(graph, numbers, needed)
+    builder = _Builder(graph, numbers, needed, shifts)
     exact = {node: dict(spans) for node, spans in builder.spans.items()}
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
     places = {node: frozenset(found) for node, found in builder.places.items()}
     results = {name: _handed_out(relations, edge, exact) for name, edge in graph.outputs.items()}
-    return Schedule(tuple(trees), places, dependences, builder.spans, needed, results)
+    return Schedule(tuple(trees), places, dependences, builder.spans, shifts, numbers, results)
 
 
 def _handed_out(
@@ -143,16 +161,18 @@ def _handed_out(
 @dataclass
 class _Group:
     """Nodes that share a loop, or that stand in no further loop (``family`` None). In a ``tangled`` circle the order of
-    steps is not that of any dim."""
+    steps is not that of any dim; a ``sunk`` node is only in a loop because its readers are."""
 
     family: Dim | None
     backwards: bool
     nodes: list[Node]
     tangled: bool = False
+    sunk: bool = False
 
 
 class _Builder:
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int], needed: Mapping[Node, Points]) -> None:
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int], needed: Mapping[Node, Points], shifts: Shifts) -> None:
+        self.shifts = shifts
         self.graph = graph
         self.numbers = numbers
         self.places: dict[Node, set[Place]] = {}
@@ -197,6 +217,12 @@ class _Builder:
             distances = [d.distance(family) for d in inside]
             for backwards in (False, True):
                 if all(_allowed(x, backwards) for x in distances) and any(not _stays(x, backwards) for x in distances):
+                    return _Group(family, backwards, list(circle))
+        for family in sorted(shared, key=lambda d: d.number):
+            for backwards in (False, True):
+                shifts = _shifts(inside, family, backwards)
+                if shifts is not None:
+                    self.shifts.update({(node, family): shift for node, shift in shifts.items() if shift})
                     return _Group(family, backwards, list(circle))
         return _Group(None, False, list(circle), tangled=True)
 
@@ -268,7 +294,7 @@ class _Builder:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
                 if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
-                    unit.family, unit.backwards = group.family, group.backwards
+                    unit.family, unit.backwards, unit.sunk = group.family, group.backwards, True
 
     def bytes(self, node: Node) -> int:
         """What all values of a node take."""
@@ -301,7 +327,7 @@ class _Builder:
         for node in nodes:
             own = next(d for d in node.domain if d.origin is family)
             # A loop counts the steps of the dim that a user declared.
-            start = own.start.evaluate(self.numbers)
+            start = self.offset(node, own)
             low, high = self.spans[node][own]
             if low <= high:
                 spans[node] = (low + start, high + 1 + start)
@@ -320,10 +346,14 @@ class _Builder:
                 self.widen(node, family, start, stop)
         return pieces
 
+    def offset(self, node: Node, dim: Dim) -> int:
+        """How far a loop is ahead of the steps of a node's dim."""
+        return dim.start.evaluate(self.numbers) + self.shifts.get((node, dim.origin), 0)
+
     def widen(self, node: Node, family: Dim, start: int, stop: int) -> None:
         """Let a node be computed at all steps of a loop that it is in, and have room for what comes of it."""
         own = next(d for d in node.domain if d.origin is family)
-        shift = own.start.evaluate(self.numbers)
+        shift = self.offset(node, own)
         low, high = self.spans[node][own]
         self.spans[node][own] = (min(low, start - shift), max(high, stop - 1 - shift))
 
@@ -350,7 +380,7 @@ class _Builder:
         known = dict(self.spans[node])
         for d in node.domain:
             if d.origin in ranges:
-                start = d.start.evaluate(self.numbers)
+                start = self.offset(node, d)
                 known[d] = (ranges[d.origin][0] - start, ranges[d.origin][1] - start)
         kept = []
         for n, case in enumerate(self.graph.cases[node]):
@@ -371,6 +401,38 @@ class _Builder:
         inner = {**ranges, tree.dim: (tree.start, tree.stop - 1)}
         body = tuple(self._specialise(t, inner) for t in tree.body)
         return Loop(tree.dim, tree.start, tree.stop, tree.backwards, body)
+
+
+def _shifts(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> dict[Node, int] | None:
+    """By how many steps to delay the nodes of a circle so that no read of it looks ahead, if that can be done.
+
+    ``h[t + 1] = f(c[t + 1])`` reads f one step back, and f reads c one step ahead: computed one step later, f reads
+    both where they are. (Retiming: shortest paths over the steps that each read looks back.)
+    """
+    sign = -1 if backwards else 1
+    edges = []
+    for d in dependences:
+        steps = d.unshifted(family)
+        if steps is None:
+            continue
+        back = steps[1] if backwards else steps[0]
+        if back is None:
+            return None
+        edges.append((d.consumer, d.producer, sign * back))
+    shift = {node: 0 for consumer, producer, _ in edges for node in (consumer, producer)}
+    for _ in range(len(shift) + 1):
+        late = [(p, shift[c] + back) for c, p, back in edges if shift[c] + back < shift[p]]
+        if not late:
+            break
+        for node, most in late:
+            shift[node] = min(shift[node], most)
+    else:
+        return None
+    if all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
+        return None
+    # Tensors with names keep their own steps where they can.
+    named = [shift[node] for node in shift if node.op is RECURRENT] or [0]
+    return {node: sign * (steps - max(named)) for node, steps in shift.items()}
 
 
 def _allowed(distance: Distance, backwards: bool) -> bool:
@@ -429,7 +491,16 @@ def _join(units: Sequence[_Group], dependences: Sequence[Dependence]) -> list[_G
         groups[at].nodes.extend(unit.nodes)
         groups[at].tangled = unit.tangled
         place.update(dict.fromkeys(unit.nodes, at))
-    return groups
+    # What was sunk into a loop goes where its readers went, which may be later than it could be.
+    for unit in reversed(units):
+        if unit.sunk:
+            (node,) = unit.nodes
+            at = min((place[d.consumer] for d in dependences if d.producer is node), default=place[node])
+            if at != place[node] and _same_kind(groups[at], unit):
+                groups[place[node]].nodes.remove(node)
+                groups[at].nodes.insert(0, node)
+                place[node] = at
+    return [group for group in groups if group.nodes]
 
 
 def _same_kind(a: _Group, b: _Group) -> bool:

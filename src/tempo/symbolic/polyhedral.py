@@ -8,7 +8,7 @@ name.  Nothing here restricts a dim to its range unless asked to: intersect with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import islpy as isl
@@ -125,13 +125,6 @@ def sample(points: isl.Set) -> dict[str, int] | None:
         rest = rest.fix_val(_set, position, least)
         result[name] = least
     return result
-
-
-def contains(points: isl.Set, point: Mapping[str, int]) -> bool:
-    """Whether a point, given by names, is in a set."""
-    for name, value in point.items():
-        points = points.fix_val(_set, _position(points, _set, name), isl.Val(value))
-    return not points.is_empty()
 
 
 def span(points: isl.Set, name: str) -> tuple[int, int] | None:

@@ -182,8 +182,8 @@ class Lowering:
 
     def block(self, node: Node, at: Mapping[Dim, Any]) -> Block:
         ranges = {d: self.schedule.steps(node, d) for d in node.domain}
-        here = {d: at[d.origin] - d.start.evaluate(self.numbers) for d in node.domain if d.origin in at}
-        return Block(here, ranges, self.numbers, at)
+        here = {d: self.schedule.own_step(node, d, at[d.origin]) for d in node.domain if d.origin in at}
+        return Block(here, ranges, self.numbers, at, node)
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
@@ -223,7 +223,11 @@ class Lowering:
             if d in value.at:
                 own = next((e for e in block.at if e.origin is d.origin), None)
                 back = value.back if d.origin is value.family else 0
-                if own is None or isinstance(item, Slice) or item + d.start + back != own + own.start:
+                if own is None or isinstance(item, Slice):
+                    return False
+                # own_step of nothing is how far a node's steps are behind the loop's.
+                theirs = item - self.schedule.own_step(edge.node, d, 0)
+                if theirs + back != own - self.schedule.own_step(block.node, own, 0):
                     return False
                 # The steps of a loop are told apart by the very objects that stand for them.
                 if block.loops[d.origin] is not value.at[d]:
@@ -346,7 +350,7 @@ class Lowering:
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: (s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
-        block = Block({}, ranges, self.numbers, {})
+        block = Block({}, ranges, self.numbers, {}, edge.node)
         value = self.read(edge, state, block)
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)

@@ -233,7 +233,7 @@ class _Parts:
             rest = range(len(order), value.array.ndim)
             arguments.append(np.asarray(jnp.transpose(value.array, (*order, *rest))))
         sizes = tuple(d.bound.evaluate(self.lowering.numbers) for d in batch)
-        point = tuple(at[d.origin] for d in node.attributes["sequence"])
+        point = tuple(int(block.at[d]) for d in node.attributes["sequence"])
         state[node] = tuple(map(jnp.asarray, call_host(node, arguments, sizes, point, self.lowering.numbers)))
 
     def emit(self, node: Node, state: State, at: At) -> Iterator[tuple[str, Record]]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tempo.graph.node import Edge
+from tempo.graph.node import Edge, Node
 from tempo.schedule.storage import Latest, Steps, Store, Window
 from tempo.symbolic import Dim, Expr, Slice
 from tempo.symbolic.grid import evaluate
@@ -33,6 +33,7 @@ class Block:
     ranges: Mapping[Dim, tuple[int, int]]
     bounds: Mapping[Any, int]
     loops: Mapping[Dim, Any]
+    node: Node
 
     @property
     def dims(self) -> tuple[Dim, ...]:
