@@ -22,11 +22,11 @@ from tempo.dtypes import (
     uint64,
 )
 from tempo.errors import TempoError
+from tempo.given import Record, Result
 from tempo.ops import *  # noqa: F403
 from tempo.ops import __all__ as _functions
 from tempo.ops.host import Spec, host, spec
 from tempo.program import Dim, Program, State
-from tempo.reference import Record, Result
 from tempo.tensor import RecurrentTensor
 
 __version__ = "0.1.0"

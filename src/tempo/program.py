@@ -41,7 +41,7 @@ from tempo.tensor import (
 )
 
 if TYPE_CHECKING:
-    from tempo.reference import Result
+    from tempo.given import Result
     from tempo.runtime.executable import Executable
 
 DomainLike = SymbolicDim | Sequence[SymbolicDim]
@@ -445,7 +445,7 @@ class Program:
     def check(self, bounds: Mapping[Bound, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""
         from tempo.analysis import check_program
-        from tempo.reference import check_bounds
+        from tempo.given import check_bounds
 
         numbers = check_bounds(self.graph, bounds)
         key = (self.graph, tuple(sorted((str(b), n) for b, n in numbers.items())))

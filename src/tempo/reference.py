@@ -7,56 +7,23 @@ point is found by evaluating whatever it reads there. Everything that the compil
 from __future__ import annotations
 
 import itertools
-from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tempo import dtypes
-from tempo.errors import BoundError, CausalityError, HostError, InputError, TempoError
+from tempo.errors import BoundError, CausalityError, InputError, TempoError
+from tempo.given import Record, Result, bound_number, call_host, check_bounds, check_inputs, resolve
 from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, show_domain, show_shape
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point, undefined
-from tempo.ops.creation import misfit
 from tempo.source import SourceLine, user_line
-from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol
-from tempo.symbolic.grid import Grid
+from tempo.symbolic import Bound, Dim, Expr, Index, Slice, Symbol
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Record:
-    """One emitted value and the point at which it was emitted."""
-
-    point: Mapping[str, int]
-    value: Array
-
-
-class Result:
-    """The results of a run: outputs as attributes or items, emitted records in ``emits``."""
-
-    def __init__(self, outputs: Mapping[str, Array], emits: Mapping[str, list[Record]]) -> None:
-        self.outputs = dict(outputs)
-        self.emits = dict(emits)
-
-    def __getattr__(self, name: str) -> Array:
-        if name in self.__dict__.get("outputs", {}):
-            return self.outputs[name]
-        raise AttributeError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self.outputs:
-            raise KeyError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
-        return self.outputs[name]
-
-    def __repr__(self) -> str:
-        listed = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in self.outputs.items())
-        return f"<Result {listed}>"
 
 
 def evaluate(graph: Graph, bounds: Mapping[Bound, int], inputs: Mapping[str, Any], seed: int = 0) -> Result:
@@ -93,7 +60,7 @@ def evaluate_at(
         if isinstance(step, bool) or not isinstance(step, int | np.integer):
             raise InputError(f"{name}={step!r}: a step is an integer", places=[("here", user_line())])
     graph = tensor.program.graph_of(tensor)
-    given = {b: _bound_number(b.name, n) for b, n in bounds.items()}
+    given = {b: bound_number(b.name, n) for b, n in bounds.items()}
     arrays = check_inputs(graph, given, inputs, seed, partial=True)
     machine = Interpreter(graph.cases, graph.stops, given, arrays)
     shown = ", ".join(f"{n}={point[n]}" for n in names)
@@ -443,200 +410,6 @@ class Here(Mapping[Any, int]):
 
     def __len__(self) -> int:
         return len(self.point)
-
-
-# -- checks of what a user gives ------------------------------------------------------------------------------
-
-
-def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
-    """A positive integer for every bound of the program."""
-    wanted = {b.name: b for d in graph.dims for b in d.bound.symbols() if isinstance(b, Bound)}
-    listed = f"{{{', '.join(f'{n}: ...' for n in wanted)}}}"
-    if not isinstance(bounds, Mapping):
-        raise BoundError(f"bounds = {bounds!r}: expected a number for each bound", hint=f"give {listed}")
-    given = {getattr(key, "name", key): value for key, value in bounds.items()}
-    for key, value in bounds.items():
-        symbol = wanted.get(getattr(key, "name", key))
-        if symbol is None or (isinstance(key, Symbol) and key is not symbol):
-            own = next((f" of its own named {key}" for name in wanted if name == str(key)), "")
-            hint = f"{key} is a dim; its bound is {key.bound}" if isinstance(key, Dim) else f"give {listed}"
-            raise BoundError(
-                f"{key} = {value}: program '{graph.name}' has "
-                + (f"a bound{own}, this is another one" if own else "no such bound"),
-                hint=hint,
-            )
-    for name in wanted:
-        if name not in given:
-            raise BoundError(
-                f"program '{graph.name}' needs a number for the bound {name}",
-                hint=f"give {listed}",
-            )
-    return {symbol: _bound_number(name, given[name]) for name, symbol in wanted.items()}
-
-
-def _bound_number(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise BoundError(
-            f"bound {name} = {value!r}: a bound is a positive integer",
-            hint="the number of steps of its dim, at least 1",
-        )
-    return int(value)
-
-
-def check_inputs(
-    graph: Graph, bounds: Mapping[Any, int], given: Mapping[str, Any], seed: int, partial: bool = False
-) -> dict[str, Array]:
-    """The arrays of a run, in the shapes and dtypes that the program declares.
-
-    What no result needs may be left out; ``partial`` lets everything be left out until it is asked for.
-    """
-    data = {"seed": seed_words(seed), **given}
-    for name in given:
-        if name not in graph.inputs:
-            known = ", ".join(n for n in graph.inputs if n != "seed") or "none"
-            bound = any(b.name == name for b in bounds)
-            raise InputError(
-                f"program '{graph.name}' has no input '{name}'",
-                hint=f"{name} is a bound: give it as {{{name}: ...}}" if bound else f"its inputs are: {known}",
-            )
-    for node in graph.nodes:
-        if node.op is INPUT and node.attributes["input"] not in data and not partial:
-            raise InputError(
-                f"input '{node.attributes['input']}' was not given",
-                places=[(node.attributes["input"], node.source)],
-                hint=f"give an array of {_wanted(node, bounds)}",
-            )
-    return {name: _check_input(node, bounds, data[name]) for name, node in graph.inputs.items() if name in data}
-
-
-def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:
-    return tuple(resolve((*(d.bound for d in node.domain), *node.shape), bounds))
-
-
-def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
-    symbolic = show_shape((*(d.bound for d in node.domain), *node.shape))
-    numeric = show_shape(_input_shape(node, bounds))
-    shape = symbolic if symbolic == numeric else f"{symbolic} = {numeric}"
-    return f"shape {shape}, {node.dtype.name}"
-
-
-def _check_input(node: Node, bounds: Mapping[Any, int], value: Any) -> Array:
-    name = node.attributes["input"]
-    array, expected = _as_array(value), _input_shape(node, bounds)
-    if any(size < 0 for size in expected):
-        problem = f"is declared with a negative size: shape {show_shape(node.shape)} = {show_shape(expected)}"
-    elif array.dtype not in dtypes.ALL or not can_cast(array.dtype, node.dtype):
-        found = f"dtype {array.dtype.name}" if array.dtype in dtypes.ALL else f"type {type(value).__name__}"
-        problem = f"has {found}, which does not convert to {node.dtype.name}"
-    elif array.shape != expected:
-        problem = f"has shape {show_shape(array.shape)}, expected {show_shape(expected)}"
-    elif (wrong := misfit(array, node.dtype)) is not None:
-        problem = f"has the value {wrong}, which does not fit into {node.dtype.name}"
-    else:
-        return array.astype(node.dtype)
-    wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
-    raise InputError(
-        f"input '{name}' {problem}",
-        places=[(name, node.source)],
-        hint=wanted if min(expected, default=0) >= 0 else "give bounds that make all sizes positive",
-    )
-
-
-def _as_array(value: Any) -> Array:
-    """An array of what a user gave; of dtype object, which is refused, where it is none."""
-    try:
-        return np.asarray(value)
-    except TempoError:
-        raise
-    except (TypeError, ValueError):  # rows of different lengths
-        return np.empty((), object)
-
-
-def can_cast(source: dtypes.DType, target: dtypes.DType) -> bool:
-    """Whether a conversion keeps the kind: floats never become integers, nothing becomes bool."""
-    if dtypes.is_float(target):
-        return True
-    if dtypes.is_integer(target):
-        return not dtypes.is_float(source)
-    return dtypes.is_bool(source)
-
-
-def seed_words(seed: int) -> Array:
-    """A seed as the two words that key the random generator."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed = {seed!r}: a seed is an integer")
-    return np.array([int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF], np.uint32)
-
-
-def call_host(
-    call: Node, arguments: Sequence[Array], sizes: tuple[int, ...], sequence: Point, bounds: Mapping[Any, int]
-) -> tuple[Array, ...]:
-    """Make a host call: results for all points of a batch of these sizes."""
-    dims: Domain = call.attributes["sequence"]
-    where = show_point(dims, sequence)
-    function = call.attributes["function"]
-    name = getattr(function, "__name__", repr(function))
-    try:
-        returned = function(*arguments)
-    except Exception as error:
-        raise HostError(
-            f"host function {name} raised {type(error).__name__} at {where}: {error}",
-            places=[("called by", call.source)],
-        ) from error
-    here = ChainMap[Any, int](dict(zip(dims, sequence, strict=True)), bounds)  # type: ignore[arg-type]
-    shapes = [(*sizes, *resolve(shape, here)) for shape, _ in call.attributes["out"]]
-    return check_host_results(call, name, where, returned, shapes)
-
-
-def check_host_results(
-    call: Node, name: str, where: str, returned: Any, shapes: Sequence[tuple[int, ...]]
-) -> tuple[Array, ...]:
-    """What a host function returned, against what it declared."""
-    out = call.attributes["out"]
-    values = returned if isinstance(returned, tuple | list) and len(out) != 1 else (returned,)
-    if not out:
-        return ()
-    if len(values) != len(out):
-        found = f"{len(values)} values" if isinstance(returned, tuple | list) else "one value"
-        raise HostError(
-            f"host function {name} returned {found} at {where}, {len(out)} values were declared",
-            places=[("declared", call.source)],
-            hint="return a tuple with one array per entry of out=[...]",
-        )
-    arrays = []
-    for n, (value, shape, (_, dtype)) in enumerate(zip(values, shapes, out, strict=True)):
-        array = _as_array(value)
-        which = f" as result {n}" if len(out) > 1 else ""
-        wrong = misfit(array, dtype) if array.dtype in dtypes.ALL and can_cast(array.dtype, dtype) else value
-        if wrong is not None or value is None:
-            kind = array.dtype.name if array.dtype in dtypes.ALL else f"a {type(value).__name__}"
-            found = "None" if value is None else kind if wrong is value else f"the value {wrong}"
-            raise HostError(
-                f"host function {name} returned {found}{which} at {where}, declared is {dtype.name}",
-                places=[("declared", call.source)],
-                hint="convert it in the function, or declare its dtype",
-            )
-        if array.shape != shape:
-            raise HostError(
-                f"host function {name} returned shape {show_shape(array.shape)}{which} at {where}, "
-                f"declared is {show_shape(shape)}",
-                places=[("declared", call.source)],
-                hint="results have one leading axis per batch dim, then the declared shape",
-            )
-        arrays.append(array.astype(dtype))
-    return tuple(arrays)
-
-
-# -- small things --------------------------------------------------------------------------------------------
-
-
-def resolve(value: Any, here: Mapping[Any, int]) -> Any:
-    """An attribute with its expressions and conditions replaced by their values at a point."""
-    if isinstance(value, Expr | Condition | Grid):
-        return value.evaluate(here)
-    if isinstance(value, tuple):
-        return tuple(resolve(v, here) for v in value)
-    return value
 
 
 def _hits(index: Index, here: Mapping[Any, int], point: Point) -> bool:

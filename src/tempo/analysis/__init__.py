@@ -14,8 +14,8 @@ from tempo.analysis.coverage import is_covered
 from tempo.analysis.relations import Relations
 from tempo.analysis.stops import check_stops
 from tempo.analysis.walk import walk
+from tempo.given import check_bounds
 from tempo.graph.node import Graph
-from tempo.reference import check_bounds
 from tempo.symbolic import Bound
 
 __all__ = ["check_program"]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tempo.analysis.walk import walk
+from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Case, Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.reference import Record, call_host, resolve
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.schedule.storage import Latest, Storage

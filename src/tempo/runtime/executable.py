@@ -11,9 +11,9 @@ import numpy as np
 from tempo.analysis import check_program
 from tempo.backends.numpy_backend import NumpyMachine
 from tempo.errors import ProgramError
+from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
-from tempo.reference import Record, Result, check_bounds, check_inputs
 from tempo.schedule.loops import schedule
 from tempo.schedule.looptree import show
 from tempo.schedule.storage import plan_storage

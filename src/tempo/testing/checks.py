@@ -17,8 +17,9 @@ from tempo import dtypes
 from tempo.analysis import check_program
 from tempo.analysis.walk import walk
 from tempo.errors import CausalityError, DefinitionError, InputError, TempoError
+from tempo.given import Result, check_bounds
 from tempo.graph.validate import validate
-from tempo.reference import Result, check_bounds, evaluate
+from tempo.reference import evaluate
 from tempo.symbolic import as_expr
 from tempo.tensor import RecurrentTensor
 from tempo.testing.broken import BREAKINGS

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tempo.given import Result
 from tempo.graph.node import Graph
 from tempo.passes import PASSES
-from tempo.reference import Result
 from tempo.runtime.executable import Executable
 from tempo.schedule.loops import ScheduleError
 from tempo.testing.choices import Choices

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tempo.reference import Result, evaluate
+from tempo.given import Result
+from tempo.reference import evaluate
 from tempo.testing.choices import Choices
 from tempo.testing.meaning import Meaning
 from tempo.testing.recipe import Dim, Recipe, build, without_unused

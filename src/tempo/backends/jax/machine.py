@@ -21,10 +21,10 @@ import numpy as np
 
 from tempo.backends.jax.lowering import Lowering, State
 from tempo.errors import ProgramError
+from tempo.given import Record, call_host
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
-from tempo.reference import Record, call_host
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop, Tree, computes
 from tempo.schedule.storage import Storage
