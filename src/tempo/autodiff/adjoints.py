@@ -1,35 +1,21 @@
-"""Gradients: reverse accumulation over the graph, as more graph.
-
-``tp.grad(loss, wrt)`` only notes the request and gives a recurrent node; the definitions are written out when the
-graph is built, because what a tensor depends on may still be added after the request.
-
-For every node n between ``wrt`` and ``loss`` there is an adjoint A(n), defined at n's points: the sum, over all
-consumers, of the consumer's contribution at the points that read it. An edge ``x[e(t)]`` becomes a ``Scatter`` into
-``e(t)``, which is right for every e, injective or not. Adjoints of recurrent nodes are recurrent nodes again, so
-that back-propagation through time is just what the definitions say.
-
-Dims that loss and wrt share are *held* at the same point. Where the only ways from wrt to loss that return to the same
-point of a held dim never leave it, its edges to other points are left out (a weight's effect on later iterations);
-otherwise the adjoints get one dim more, the point of the loss.
-"""
+"""Writing adjoints out: for every node between a tensor and a loss, the sum of what flows back into it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tempo import dtypes
-from tempo.errors import DtypeError, GradientError, IndexExpressionError, ShapeError
-from tempo.graph.node import Case, Domain, Edge, Node, Scatter, show_shape, union
+from tempo.autodiff.flows import Cases, Flow, Relevant
+from tempo.autodiff.requests import Request
+from tempo.errors import GradientError, IndexExpressionError
+from tempo.graph.node import Case, Domain, Edge, Node, Scatter, union
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, RECURRENT
-from tempo.graph.traversal import reachable
 from tempo.ops.creation import FULL
 from tempo.ops.elementwise import COPY
-from tempo.source import SourceLine, attributed_to, user_line
+from tempo.source import attributed_to
 from tempo.symbolic import (
     TRUE,
     Condition,
@@ -48,119 +34,13 @@ from tempo.symbolic import (
 )
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
-from tempo.symbolic.intervals import at_least, extremes
+from tempo.symbolic.intervals import extremes
 from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
-from tempo.tensor import RecurrentTensor, apply, describe, foreign
+from tempo.tensor import RecurrentTensor, apply, describe
 
 if TYPE_CHECKING:
     from tempo.program import Program
-
-Cases = dict[Node, list[Case]]
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One call of ``tp.grad``: the nodes that stand for the gradients, until they are defined."""
-
-    loss: Edge
-    wrt: tuple[Node, ...]
-    results: tuple[Node, ...]
-    source: SourceLine
-
-
-# -- asking -------------------------------------------------------------------------------------------------
-
-
-def grad(loss: RecurrentTensor, wrt: Any) -> Any:
-    """The gradient of ``loss`` with respect to ``wrt``, a tensor or a list, tuple or dict of tensors.
-
-    ``loss`` is a scalar at each point of its domain. The result has the domain, shape and dtype of ``wrt``: dims
-    that both have are held at the same point, dims that only ``loss`` has are summed over, and everything else
-    flows, through all cases and recurrences.
-    """
-    structure, tensors = _flatten(wrt)
-    here = user_line()
-    _check_loss(loss, here)
-    for tensor in tensors:
-        _check_wrt(loss, tensor, here)
-    program = loss.program
-    nodes = tuple(tensor.edge.node for tensor in tensors)
-    over = loss.edge.node.label
-    results = tuple(recurrent_node(f"d({over})/d({n.label})", n.domain, n.shape, n.dtype, here) for n in nodes)
-    program.gradients.append(Request(loss.edge, nodes, results, here))
-    program.changed()
-    return _unflatten(structure, [RecurrentTensor(program, node.here()) for node in results])
-
-
-def value_and_grad(loss: RecurrentTensor, wrt: Any) -> tuple[RecurrentTensor, Any]:
-    """``loss`` and its gradient."""
-    return loss, grad(loss, wrt)
-
-
-def _flatten(wrt: Any) -> tuple[Any, list[Any]]:
-    if isinstance(wrt, Mapping):
-        return list(wrt), list(wrt.values())
-    if isinstance(wrt, list | tuple):
-        return type(wrt), list(wrt)
-    return None, [wrt]
-
-
-def _unflatten(structure: Any, results: list[RecurrentTensor]) -> Any:
-    if structure is None:
-        return results[0]
-    if isinstance(structure, list):
-        return dict(zip(structure, results, strict=True))
-    return structure(results)
-
-
-def _check_loss(loss: RecurrentTensor, here: SourceLine) -> None:
-    if not isinstance(loss, RecurrentTensor):
-        raise GradientError(
-            f"tp.grad: the loss must be a tensor of a program, found a {type(loss).__name__}",
-            places=[("here", here)],
-            hint="tp.grad(loss, wrt) takes the loss itself, not a function that computes it",
-        )
-    if loss.shape != ():
-        raise ShapeError(
-            f"tp.grad: the loss must be a scalar at each point, {loss} has shape {show_shape(loss.shape)}",
-            places=[("here", here), (loss.name, loss.edge.node.source)],
-            hint="sum or average it first, e.g. tp.sum(loss)",
-        )
-    if not dtypes.is_float(loss.dtype):
-        raise DtypeError(
-            f"tp.grad: {loss} is {loss.dtype.name}, which has no gradient",
-            places=[("here", here), (loss.name, loss.edge.node.source)],
-            hint="only floating-point tensors can be differentiated",
-        )
-
-
-def _check_wrt(loss: RecurrentTensor, wrt: Any, here: SourceLine) -> None:
-    if not isinstance(wrt, RecurrentTensor):
-        raise GradientError(
-            f"tp.grad: cannot differentiate with respect to a {type(wrt).__name__}, only to tensors of a program",
-            places=[("here", here)],
-            hint="wrt is a tensor, or one list, tuple or dict of tensors",
-        )
-    places = [("here", here), (wrt.name, wrt.edge.node.source)]
-    if wrt.program is not loss.program:
-        raise foreign(wrt, loss.program)
-    if not dtypes.is_float(wrt.dtype):
-        raise DtypeError(
-            f"tp.grad: cannot differentiate with respect to {wrt}, which is {wrt.dtype.name}",
-            places=places,
-            hint="only floating-point tensors can be differentiated",
-        )
-    if not wrt.edge.is_here:
-        raise GradientError(
-            f"tp.grad: differentiate with respect to the tensor {wrt.name}, not to its part {wrt}",
-            places=places,
-            hint=f"take the gradient with respect to {wrt.name} and index that: "
-            f"tp.grad(loss, {wrt.name})[{indices.show(wrt.edge.index)}]",
-        )
-
-
-# -- writing out --------------------------------------------------------------------------------------------
 
 
 def expand(program: Program) -> Cases:
@@ -197,158 +77,7 @@ def _groups(request: Request) -> list[list[int]]:
 
 def _waits_for(program: Program, request: Request, pending: Sequence[Request], cases: Cases) -> bool:
     unknown = {node for r in pending for node in r.results}
-    return any(
-        node in unknown for group in _groups(request) for node in _Relevant(request, group, cases, pending).nodes
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Flow:
-    """A consumer that differentiably reads a producer. ``index`` gives the producer's points over the
-    consumer's domain; ``slot`` says which operand, case or scatter it is. Along the dims of ``only`` (of the producer)
-    nothing but the consumer's own step counts."""
-
-    consumer: Node
-    producer: Node
-    index: Index
-    slot: int
-    only: tuple[Dim, ...] = ()
-
-
-class _Relevant:
-    """The nodes and flows between ``wrt`` and ``loss``, for one group of a request."""
-
-    def __init__(self, request: Request, group: Sequence[int], cases: Cases, pending: Sequence[Request]) -> None:
-        self.loss = request.loss
-        self.wrt = [request.wrt[n] for n in group]
-        self.held: Domain = tuple(d for d in self.wrt[0].domain if d in self.loss.domain)
-        unknown = {node: (r, n) for r in pending for n, node in enumerate(r.results)}
-        everything = reachable([self.loss.node], _with_pending(cases, unknown))
-        self.flows = [f for node in everything for f in _flows(node, cases, unknown)]
-        self.free: tuple[Dim, ...] = ()
-        self._narrow()
-        undecided = list(self.held)
-        while undecided:
-            decided = [d for d in undecided if self._hold(d)]
-            if not decided:
-                break
-            undecided = [d for d in undecided if d not in decided]
-        # Held dims along which values may leave the point of the loss and come back.
-        self.free = tuple(undecided)
-
-    def _narrow(self) -> None:
-        """Keep what lies on a way from wrt to loss."""
-        backward = _closure([self.loss.node], ((f.consumer, f.producer) for f in self.flows))
-        forward = _closure(self.wrt, ((f.producer, f.consumer) for f in self.flows))
-        kept = backward & forward
-        self.flows = [f for f in self.flows if f.consumer in kept and f.producer in kept]
-        self.nodes = kept
-
-    def _hold(self, dim: Dim) -> bool:
-        """Leave out the flows that cannot return to the same point of ``dim``, if that can be seen."""
-        steps = {f: _step(f, dim) for f in self.flows}
-        if dict(zip(self.loss.node.domain, self.loss.index, strict=True)).get(dim) != dim:
-            return False
-        for away in ("past", "future"):
-            maybe = f"{away} or same"
-            if all(step in ("same", away, maybe) for step in steps.values()):
-                self.flows = [_restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away]
-                self._narrow()
-                return True
-        return False
-
-
-def _with_pending(cases: Cases, unknown: Mapping[Node, tuple[Request, int]]) -> Cases:
-    """The cases, with a gradient that is not written out yet reading its loss and its variable."""
-    extra = {
-        node: [Case((), (), TRUE, edge) for edge in (request.loss, request.wrt[position].here())]
-        for node, (request, position) in unknown.items()
-    }
-    return {**cases, **extra}
-
-
-def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]) -> Iterable[_Flow]:
-    """How gradients flow from a node to what it reads."""
-    if not dtypes.is_float(node.dtype):
-        return
-    reads: list[tuple[Node, Index]]
-    if node in unknown:
-        request, position = unknown[node]
-        spread = {d: Slice(constant(0), d.bound) for d in request.loss.domain if d not in node.domain}
-        loss_index = tuple(spread.get(item, item) if isinstance(item, Dim) else item for item in request.loss.index)
-        wrt = request.wrt[position]
-        wrt_index = tuple(d if d in request.loss.domain else Slice(constant(0), d.bound) for d in wrt.domain)
-        reads = [(request.loss.node, loss_index), (wrt, wrt_index)]
-    elif node.op is RECURRENT:
-        reads = [(case.value.node, case.value.index) for case in cases.get(node, ())]
-    elif node.op is ACCUMULATE:
-        reads = [(s.node, _points_of(s, node)) for s in node.scatters]
-    elif node.op.gradient is None:
-        return
-    else:
-        reads = [(edge.node, edge.index) for edge in node.edges]
-    for slot, (producer, index) in enumerate(reads):
-        if dtypes.is_float(producer.dtype):
-            yield _Flow(node, producer, index, slot)
-
-
-def _points_of(scatter: Scatter, consumer: Node) -> Index:
-    """The producer's points that a scatter reads, as far as they are an index of the consumer's dims: exact for dims
-    that one item alone determines, all steps otherwise."""
-    points: dict[Dim, Expr] = {}
-    for q, item in zip(consumer.domain, scatter.index, strict=True):
-        found = inverse(item, q, set(scatter.node.domain)) if isinstance(item, Expr) else None
-        if found is not None:
-            points[found[0]] = found[1]
-    return tuple(points[d] if d in points else Slice(constant(0), d.bound) for d in scatter.node.domain)
-
-
-def _step(flow: _Flow, dim: Dim) -> str:
-    """Where a flow's producer lies from its consumer along ``dim``: same, past, future or unknown."""
-    own = next((d for d in flow.consumer.domain if d.origin is dim.origin), None)
-    theirs = next((d for d in flow.producer.domain if d.origin is dim.origin), None)
-    if own is None or theirs is None:
-        return "unknown"
-    item = flow.index[flow.producer.domain.index(theirs)]
-    first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)
-    here = own + own.start
-    ranges = {d: (constant(0), d.bound - 1) for d in flow.consumer.domain}
-    if first == last and here == first + theirs.start:
-        return "same"
-    try:
-        back = extremes(here - last - theirs.start, ranges)[0]
-        ahead = extremes(first + theirs.start - here, ranges)[0]
-    except IndexExpressionError:
-        return "unknown"
-    if at_least(back, 1):
-        return "past"
-    if at_least(ahead, 1):
-        return "future"
-    # What a scatter reads is known too roughly to be cut down to one step.
-    if flow.consumer.op is not ACCUMULATE:
-        if at_least(back, 0):
-            return "past or same"
-        if at_least(ahead, 0):
-            return "future or same"
-    return "unknown"
-
-
-def _restricted(flow: _Flow, dim: Dim) -> _Flow:
-    theirs = next(d for d in flow.producer.domain if d.origin is dim.origin)
-    return replace(flow, only=(*flow.only, theirs))
-
-
-def _closure(start: Iterable[Node], pairs: Iterable[tuple[Node, Node]]) -> set[Node]:
-    following: dict[Node, list[Node]] = {}
-    for a, b in pairs:
-        following.setdefault(a, []).append(b)
-    seen, pending = set(start), list(start)
-    while pending:
-        for node in following.get(pending.pop(), ()):
-            if node not in seen:
-                seen.add(node)
-                pending.append(node)
-    return seen
+    return any(node in unknown for group in _groups(request) for node in Relevant(request, group, cases, pending).nodes)
 
 
 class _Expansion:
@@ -366,7 +95,7 @@ class _Expansion:
         self.request = request
         self.group = group
         self.cases = cases
-        self.relevant = _Relevant(request, group, cases, pending)
+        self.relevant = Relevant(request, group, cases, pending)
         self.free = {d: program.internal_dim(d, d.bound) for d in self.relevant.free}
         self.extra: Domain = tuple(self.free.values())
         self.adjoints: dict[Node, Node] = {}
@@ -375,7 +104,7 @@ class _Expansion:
         self.own: dict[Node, Domain] = {}
         self.offsets: dict[Node, tuple[Expr, ...]] = {}
         self.scatters: dict[Node, list[Scatter]] = {node: [] for node in self.relevant.nodes}
-        self.flows: dict[Node, list[_Flow]] = {}
+        self.flows: dict[Node, list[Flow]] = {}
         for flow in self.relevant.flows:
             self.flows.setdefault(flow.consumer, []).append(flow)
 
@@ -499,7 +228,7 @@ class _Expansion:
         full = tuple(by_dim.get(d, d) for d in domain)
         self.scatters[target].append(Scatter(source, full, within(condition, source.domain)))
 
-    def send(self, source: Node, flow: _Flow, index: Index, condition: Condition) -> None:
+    def send(self, source: Node, flow: Flow, index: Index, condition: Condition) -> None:
         """Add ``source`` into the adjoint of what a flow reads, at the one step that counts where it is restricted."""
         value = RecurrentTensor(self.program, source.here())
         conditions = [condition]

@@ -1,0 +1,174 @@
+"""What lies between a tensor and a loss, and which of it counts where dims are held at the same point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tempo import dtypes
+from tempo.autodiff.requests import Request
+from tempo.errors import IndexExpressionError
+from tempo.graph.node import Case, Domain, Node, Scatter
+from tempo.graph.structural import ACCUMULATE, RECURRENT
+from tempo.graph.traversal import reachable
+from tempo.symbolic import (
+    TRUE,
+    Dim,
+    Expr,
+    Index,
+    Slice,
+    constant,
+)
+from tempo.symbolic.intervals import at_least, extremes
+from tempo.symbolic.regions import inverse
+
+Cases = dict[Node, list[Case]]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A consumer that differentiably reads a producer. ``index`` gives the producer's points over the
+    consumer's domain; ``slot`` says which operand, case or scatter it is. Along the dims of ``only`` (of the producer)
+    nothing but the consumer's own step counts."""
+
+    consumer: Node
+    producer: Node
+    index: Index
+    slot: int
+    only: tuple[Dim, ...] = ()
+
+
+class Relevant:
+    """The nodes and flows between ``wrt`` and ``loss``, for one group of a request."""
+
+    def __init__(self, request: Request, group: Sequence[int], cases: Cases, pending: Sequence[Request]) -> None:
+        self.loss = request.loss
+        self.wrt = [request.wrt[n] for n in group]
+        self.held: Domain = tuple(d for d in self.wrt[0].domain if d in self.loss.domain)
+        unknown = {node: (r, n) for r in pending for n, node in enumerate(r.results)}
+        everything = reachable([self.loss.node], _with_pending(cases, unknown))
+        self.flows = [f for node in everything for f in _flows(node, cases, unknown)]
+        self.free: tuple[Dim, ...] = ()
+        self._narrow()
+        undecided = list(self.held)
+        while undecided:
+            decided = [d for d in undecided if self._hold(d)]
+            if not decided:
+                break
+            undecided = [d for d in undecided if d not in decided]
+        # Held dims along which values may leave the point of the loss and come back.
+        self.free = tuple(undecided)
+
+    def _narrow(self) -> None:
+        """Keep what lies on a way from wrt to loss."""
+        backward = _closure([self.loss.node], ((f.consumer, f.producer) for f in self.flows))
+        forward = _closure(self.wrt, ((f.producer, f.consumer) for f in self.flows))
+        kept = backward & forward
+        self.flows = [f for f in self.flows if f.consumer in kept and f.producer in kept]
+        self.nodes = kept
+
+    def _hold(self, dim: Dim) -> bool:
+        """Leave out the flows that cannot return to the same point of ``dim``, if that can be seen."""
+        steps = {f: _step(f, dim) for f in self.flows}
+        if dict(zip(self.loss.node.domain, self.loss.index, strict=True)).get(dim) != dim:
+            return False
+        for away in ("past", "future"):
+            maybe = f"{away} or same"
+            if all(step in ("same", away, maybe) for step in steps.values()):
+                self.flows = [_restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away]
+                self._narrow()
+                return True
+        return False
+
+
+def _with_pending(cases: Cases, unknown: Mapping[Node, tuple[Request, int]]) -> Cases:
+    """The cases, with a gradient that is not written out yet reading its loss and its variable."""
+    extra = {
+        node: [Case((), (), TRUE, edge) for edge in (request.loss, request.wrt[position].here())]
+        for node, (request, position) in unknown.items()
+    }
+    return {**cases, **extra}
+
+
+def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]) -> Iterable[Flow]:
+    """How gradients flow from a node to what it reads."""
+    if not dtypes.is_float(node.dtype):
+        return
+    reads: list[tuple[Node, Index]]
+    if node in unknown:
+        request, position = unknown[node]
+        spread = {d: Slice(constant(0), d.bound) for d in request.loss.domain if d not in node.domain}
+        loss_index = tuple(spread.get(item, item) if isinstance(item, Dim) else item for item in request.loss.index)
+        wrt = request.wrt[position]
+        wrt_index = tuple(d if d in request.loss.domain else Slice(constant(0), d.bound) for d in wrt.domain)
+        reads = [(request.loss.node, loss_index), (wrt, wrt_index)]
+    elif node.op is RECURRENT:
+        reads = [(case.value.node, case.value.index) for case in cases.get(node, ())]
+    elif node.op is ACCUMULATE:
+        reads = [(s.node, _points_of(s, node)) for s in node.scatters]
+    elif node.op.gradient is None:
+        return
+    else:
+        reads = [(edge.node, edge.index) for edge in node.edges]
+    for slot, (producer, index) in enumerate(reads):
+        if dtypes.is_float(producer.dtype):
+            yield Flow(node, producer, index, slot)
+
+
+def _points_of(scatter: Scatter, consumer: Node) -> Index:
+    """The producer's points that a scatter reads, as far as they are an index of the consumer's dims: exact for dims
+    that one item alone determines, all steps otherwise."""
+    points: dict[Dim, Expr] = {}
+    for q, item in zip(consumer.domain, scatter.index, strict=True):
+        found = inverse(item, q, set(scatter.node.domain)) if isinstance(item, Expr) else None
+        if found is not None:
+            points[found[0]] = found[1]
+    return tuple(points[d] if d in points else Slice(constant(0), d.bound) for d in scatter.node.domain)
+
+
+def _step(flow: Flow, dim: Dim) -> str:
+    """Where a flow's producer lies from its consumer along ``dim``: same, past, future or unknown."""
+    own = next((d for d in flow.consumer.domain if d.origin is dim.origin), None)
+    theirs = next((d for d in flow.producer.domain if d.origin is dim.origin), None)
+    if own is None or theirs is None:
+        return "unknown"
+    item = flow.index[flow.producer.domain.index(theirs)]
+    first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)
+    here = own + own.start
+    ranges = {d: (constant(0), d.bound - 1) for d in flow.consumer.domain}
+    if first == last and here == first + theirs.start:
+        return "same"
+    try:
+        back = extremes(here - last - theirs.start, ranges)[0]
+        ahead = extremes(first + theirs.start - here, ranges)[0]
+    except IndexExpressionError:
+        return "unknown"
+    if at_least(back, 1):
+        return "past"
+    if at_least(ahead, 1):
+        return "future"
+    # What a scatter reads is known too roughly to be cut down to one step.
+    if flow.consumer.op is not ACCUMULATE:
+        if at_least(back, 0):
+            return "past or same"
+        if at_least(ahead, 0):
+            return "future or same"
+    return "unknown"
+
+
+def _restricted(flow: Flow, dim: Dim) -> Flow:
+    theirs = next(d for d in flow.producer.domain if d.origin is dim.origin)
+    return replace(flow, only=(*flow.only, theirs))
+
+
+def _closure(start: Iterable[Node], pairs: Iterable[tuple[Node, Node]]) -> set[Node]:
+    following: dict[Node, list[Node]] = {}
+    for a, b in pairs:
+        following.setdefault(a, []).append(b)
+    seen, pending = set(start), list(start)
+    while pending:
+        for node in following.get(pending.pop(), ()):
+            if node not in seen:
+                seen.add(node)
+                pending.append(node)
+    return seen
