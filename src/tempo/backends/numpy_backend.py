@@ -79,6 +79,9 @@ class NumpyMachine:
         for name in names:
             for point in itertools.product(*spans):
                 here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
+                # A piece of a loop may reach past the steps of a node.
+                if any(not 0 <= here[d] < d.bound.evaluate(self.numbers) for d in node.domain):
+                    continue
                 value = self.read(self.graph.emits[name], here)
                 yield name, Record({d.name: p for d, p in zip(node.domain, point, strict=True)}, value)
 

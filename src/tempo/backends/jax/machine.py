@@ -237,16 +237,16 @@ class _Parts:
         state[node] = tuple(map(jnp.asarray, call_host(node, arguments, sizes, point, self.lowering.numbers)))
 
     def emit(self, node: Node, state: State, at: At) -> Iterator[tuple[str, Record]]:
+        block = self.lowering.block(node, at)
+        lengths = [len(range(*block.ranges[d])) for d in block.dims]
         for name, edge in self.emitting[node]:
-            block = self.lowering.block(node, at)
             value = np.asarray(self.lowering.read(edge, state, block).array)
-            lengths = [len(range(*block.ranges[d])) for d in block.dims]
             for position in np.ndindex(*lengths):
-                steps = dict(zip(block.dims, position, strict=True))
-                point = {
-                    d.name: int(block.at[d]) if d in block.at else steps[d] + block.ranges[d][0] for d in node.domain
-                }
-                yield name, Record(point, np.asarray(value[position]))
+                inside = {d: p + block.ranges[d][0] for d, p in zip(block.dims, position, strict=True)}
+                point = {d: int(block.at[d]) if d in block.at else inside[d] for d in node.domain}
+                # A piece of a loop may reach past the steps of a node.
+                if all(0 <= p < d.bound.evaluate(self.lowering.numbers) for d, p in point.items()):
+                    yield name, Record({d.name: p for d, p in point.items()}, np.asarray(value[position]))
 
 
 def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
