@@ -458,3 +458,42 @@ def test_explain_without_xla() -> None:
     prog, T = products()
     found = sections(prog.compile({T: 4}, "numpy").explain())
     assert list(found) == ["program", "after simplification", "loop tree", "stores", "seconds"]
+
+
+@backends
+def test_nothing_is_emitted_past_the_steps_of_a_dim(backend: str) -> None:
+    """A state has a value after its last step, and its loop may go there with everything in it."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        w = prog.state("w", 1.0, over=(t, s))
+        w.next = w
+        prog.emit("g", tp.grad(tp.sum(w[0:T, 0:S] * w[0:T, 0:S]), w))
+    assert [r.point for r in prog.compile({T: 1, S: 1}, backend=backend)().emits["g"]] == [{"t": 0, "s": 0}]
+
+
+@backends
+def test_host_functions_are_not_called_past_the_steps_of_a_dim(backend: str) -> None:
+    seen = []
+
+    def step(value: Any) -> Any:
+        seen.append(float(value))
+        return value + 1
+
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        o = prog.recurrent("o", domain=t)
+        o[0] = 0.0
+        o[t + 1] = tp.host(step, o, out=tp.spec(()), sequence=t)
+        y = prog.recurrent("y", domain=t)
+        busy = o
+        for n in range(10):  # enough to do at the value after the last step, too
+            busy = tp.tanh(busy + n)
+        y[0] = 0.0
+        y[t + 1] = y[t] + busy
+        z = prog.recurrent("z", domain=t)
+        z[T] = o[T]
+        z[t] = o[t] + y[t]
+        prog.output("z", z)
+    prog.compile({T: 3}, backend=backend)()
+    assert seen == [0.0, 1.0, 2.0]

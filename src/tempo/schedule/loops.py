@@ -23,7 +23,7 @@ from tempo.analysis.relations import Points, Read, Relations
 from tempo.analysis.walk import walk
 from tempo.errors import CausalityError
 from tempo.graph.node import Edge, Graph, Node
-from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import reachable
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
@@ -458,12 +458,19 @@ def _merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, l
         if result and result[-1][1] == start:
             before = result[-1][2]
             small, large = sorted((len(before), len(active)))
+            if _hosts(before) != _hosts(active):  # a call is made at its own steps and at no others
+                result.append((start, stop, active))
+                continue
             if set(before) == set(active) or small > max(8, large // 4):
                 union = sorted({*before, *active}, key=lambda n: n.number)
                 result[-1] = (result[-1][0], stop, union)
                 continue
         result.append((start, stop, active))
     return result
+
+
+def _hosts(nodes: Sequence[Node]) -> set[Node]:
+    return {node for node in nodes if node.op is HOST}
 
 
 def _join(units: Sequence[_Group], dependences: Sequence[Dependence]) -> list[_Group]:
