@@ -69,8 +69,9 @@ def check(recipe: Recipe, choices: Choices) -> None:
     check_meaning(run)
     if any(isinstance(s, Stop) for s in recipe.statements):
         return
-    graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
-    guarded("compile", recipe, lambda: check_compiled(graph, bounds, inputs, run.result, choices))
+    if choices.boolean(0.5):
+        graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
+        guarded("compile", recipe, lambda: check_compiled(graph, bounds, inputs, run.result, choices))
     if recipe.smooth:
         guarded("gradients", recipe, lambda: check_gradients(recipe, run.result, choices))
     # Each costs about as much as everything above: one of them is enough for one program.
