@@ -497,3 +497,12 @@ def test_host_functions_are_not_called_past_the_steps_of_a_dim(backend: str) -> 
         prog.output("z", z)
     prog.compile({T: 3}, backend=backend)()
     assert seen == [0.0, 1.0, 2.0]
+
+
+def test_the_numpy_backend_has_no_other_device() -> None:
+    prog, T = products()
+    with pytest.raises(tp.errors.ProgramError) as error:
+        prog.compile({T: 2}, backend="numpy", device="gpu")
+    assert str(error.value) == (
+        "the numpy backend runs on the CPU, not on 'gpu'\n  hint: leave device out, or use backend=\"jax\""
+    )

@@ -40,6 +40,10 @@ class Executable:
             raise ProgramError(
                 f"there is no backend '{backend}'", hint=f"backends are {', '.join(map(repr, BACKENDS))}"
             )
+        if backend == "numpy" and device not in (None, "cpu"):
+            raise ProgramError(
+                f"the numpy backend runs on the CPU, not on '{device}'", hint='leave device out, or use backend="jax"'
+            )
         _check_supported(graph)
         self.backend = backend
         self.seed = seed

@@ -21,7 +21,7 @@ from tempo.analysis.causality import components, steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.analysis.walk import walk
-from tempo.errors import CausalityError
+from tempo.errors import CausalityError, TempoError
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import reachable
@@ -42,7 +42,7 @@ MOST_UNROLLED = 5000
 WORTH_HOISTING = ("einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan")
 
 
-class ScheduleError(Exception):
+class ScheduleError(TempoError):
     """No loops were found for a program that passed all checks: a bug in Tempo."""
 
 
