@@ -59,6 +59,11 @@ def as_dtype(dtype: DTypeLike) -> DType:
     return result
 
 
+def spelling(dtype: DType) -> str:
+    """A dtype as a user writes it."""
+    return "tp.bool_" if dtype == bool_ else f"tp.{dtype.name}"
+
+
 def is_float(dtype: DType) -> bool:
     return dtype in FLOATS
 

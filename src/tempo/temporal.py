@@ -299,7 +299,7 @@ def _case_value(
         raise DtypeError(
             f"{left} = ...: the right side is {result.dtype.name}, {node.label} is {node.dtype.name}",
             places=places,
-            hint=f"cast with .astype(tp.{node.dtype.name}), or declare {node.label} as {result.dtype.name}",
+            hint=f"cast with .astype({dtypes.spelling(node.dtype)}), or declare {node.label} as {result.dtype.name}",
         )
     expected = substitute_shape(node.shape, replacement)
     if result.shape != expected:

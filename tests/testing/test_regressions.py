@@ -93,3 +93,27 @@ def test_states_over_two_dims_are_handed_out_where_they_are_defined() -> None:
         prog.output("w", w)
     np.testing.assert_array_equal(prog.evaluate({T: 3, S: 1}).w, [[0], [1], [2], [3]])
     np.testing.assert_array_equal(prog.evaluate({T: 2, S: 2}).w, [[0, 1], [2, 3]])
+
+
+def test_gradient_needs_no_more_of_a_recurrence_than_its_cases_read() -> None:
+    """a is read at min(2 t, T - 1) for t >= 1 only, so never at 0, where it would read y[-2]."""
+    with tp.Program("ahead") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        a = tp.cos(y[t - 2] + x)
+        y[0] = 1.0
+        y[t] = a[tp.min(t * 2, T - 1)]
+        prog.output("g", tp.grad(y, x))
+    np.testing.assert_allclose(prog.evaluate({T: 3}, x=[1, 2, 3]).g, [0, 0, -np.sin(4)])
+
+
+def test_second_order_gradient_through_a_tensor_that_is_defined_at_more_steps_than_are_read() -> None:
+    with tp.Program("second") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        a = prog.recurrent("a", domain=t, dtype="float64")
+        a[t] = x[t - 2] * x[t]
+        g = tp.grad(tp.sum(a[2:T] * a[2:T]), a)
+        prog.output("h", tp.grad(g * g, x))
+    np.testing.assert_allclose(prog.evaluate({T: 4}, x=[1, 2, 3, 4]).h, [0, 0, 24, 128])

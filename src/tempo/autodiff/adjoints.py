@@ -13,6 +13,7 @@ from tempo.errors import GradientError, IndexExpressionError
 from tempo.graph.node import Case, Domain, Edge, Node, Scatter, union
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, RECURRENT
+from tempo.graph.traversal import components
 from tempo.ops.creation import FULL
 from tempo.ops.elementwise import COPY
 from tempo.source import attributed_to
@@ -115,19 +116,29 @@ class _Expansion:
             self.declare_recurrent(node)
         if self.request.loss.node in self.relevant.nodes:
             self.seed()
-        # Recurrent nodes first: their adjoints are declared, so what flows out of them is known. After that
-        # every consumer comes before its operands, because operands are older.
+        consumers: dict[Node, list[Node]] = {node: [] for node in nodes}
+        for flow in self.relevant.flows:
+            consumers[flow.producer].append(flow.consumer)
+        for component in components(consumers):
+            self.flow_from(component, circle=len(component) > 1 or any(n in consumers[n] for n in component))
         for node in recurrent:
-            self.flow_from_cases(node)
+            self.define_recurrent(node)
+        for position in self.group:
+            self.define_result(self.request.wrt[position], self.request.results[position])
+
+    def flow_from(self, component: set[Node], circle: bool) -> None:
+        """What nodes that need each other hand on; everything that reads them has done so already."""
+        nodes = sorted(component, key=lambda n: n.number, reverse=True)
+        # Recurrent nodes first: their adjoints are declared, so what flows out of them is known. In a circle it may
+        # flow wherever they are defined. After that consumers come before their operands, which are older.
+        for node in nodes:
+            if node.op is RECURRENT:
+                self.flow_from_cases(node, TRUE if circle else self.region(node))
         for node in nodes:
             if node.op is not RECURRENT:
                 self.adjoints[node] = self.accumulation(node, self.domain_of(node))
                 self.active[node] = self.region(node)
                 self.flow_from_operation(node)
-        for node in recurrent:
-            self.define_recurrent(node)
-        for position in self.group:
-            self.define_result(self.request.wrt[position], self.request.results[position])
 
     # -- adjoints -------------------------------------------------------------------------------------------
 
@@ -249,7 +260,7 @@ class _Expansion:
             axis += isinstance(item, Slice)
         self.add(flow.producer, self.spread(value, source.domain), tuple(items), conjunction(conditions))
 
-    def flow_from_cases(self, node: Node) -> None:
+    def flow_from_cases(self, node: Node, active: Condition) -> None:
         """A case hands the adjoint on to the point it reads, where no earlier case applies."""
         adjoint = self.adjoints[node]
         replacement = self.shifted(node, self.own[node])
@@ -260,7 +271,7 @@ class _Expansion:
             earlier.append(case.region)
             if slot in flows:
                 index = indices.substitute(case.value.index, replacement)
-                self.send(adjoint, flows[slot], index, region.substitute(replacement))
+                self.send(adjoint, flows[slot], index, region.substitute(replacement) & active)
 
     def flow_from_operation(self, node: Node) -> None:
         flows = self.flows.get(node, ())
@@ -302,7 +313,7 @@ class _Expansion:
     def region(self, node: Node) -> Condition:
         """Where anything flows into a node's adjoint, at least. Elsewhere the node need not even be defined (a
         case may never read it there), so nothing may be computed from it."""
-        domain = self.domain_of(node)
+        domain = self.adjoints[node].domain if node.op is RECURRENT else self.domain_of(node)
         return within(disjunction(image(s, domain) for s in self.scatters[node]), domain)
 
 
@@ -318,7 +329,19 @@ def image(scatter: Scatter, target: Domain) -> Condition:
                 d, expr, divisible = found
                 solved[d] = expr
                 parts.extend([expr >= 0, expr < d.bound, divisible])
-    rest = {d: (constant(0), d.bound - 1) for d in producer if d not in solved}
+    free = [d for d in producer if d not in solved]
+    conditions = scatter.condition.parts if isinstance(scatter.condition, And) else (scatter.condition,)
+    parts.extend(c.substitute(solved) for c in conditions if not c.symbols() & set(free))
+    rest: dict[Dim, tuple[Expr, Expr]] = {}
+    for d in free:
+        # There must be a step of the dim between all that bounds it: b >= 1 and b < B need B >= 2.
+        lows, highs = [constant(0)], [d.bound - 1]
+        for bound in (e for c in conditions for e in _at_least_zero(c)):
+            factor = dict(bound.terms).get(d, 0)
+            if factor in (1, -1) and not (bound - factor * d).symbols() & set(free):
+                (lows if factor == 1 else highs).append(-factor * (bound - factor * d).substitute(solved))
+        parts.extend(high >= low for low in lows for high in highs)
+        rest[d] = (maximum(*filter(_is_fixed, lows)), minimum(*filter(_is_fixed, highs)))
     # Solved dims are named by target dims; keep the two apart while both occur in an expression.
     for q, item in zip(target, scatter.index, strict=True):
         first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)
@@ -328,17 +351,12 @@ def image(scatter: Scatter, target: Domain) -> Condition:
             continue
         low, high = low.substitute(solved), high.substitute(solved)
         parts.append(equal(q, low) if low == high else conjunction([q >= low, q <= high]))
-    conditions = scatter.condition.parts if isinstance(scatter.condition, And) else (scatter.condition,)
-    parts.extend(c.substitute(solved) for c in conditions if not c.symbols() & set(rest))
-    for d in rest:
-        # There must be a step of the dim between all that bounds it: b >= 1 and b < B need B >= 2.
-        lows, highs = [constant(0)], [d.bound - 1]
-        for bound in (e for c in conditions for e in _at_least_zero(c)):
-            factor = dict(bound.terms).get(d, 0)
-            if factor in (1, -1) and not (bound - factor * d).symbols() & set(rest):
-                (lows if factor == 1 else highs).append(-factor * (bound - factor * d).substitute(solved))
-        parts.extend(high >= low for low in lows for high in highs)
     return conjunction(parts)
+
+
+def _is_fixed(expr: Expr) -> bool:
+    """Whether an expression is the same at every point."""
+    return not any(isinstance(symbol, Dim) for symbol in expr.symbols())
 
 
 def _at_least_zero(condition: Condition) -> list[Expr]:

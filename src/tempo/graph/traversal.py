@@ -27,3 +27,44 @@ def reachable(roots: Iterable[Node], cases: Mapping[Node, Sequence[Case]]) -> tu
             seen.add(node)
             pending.extend(producers(node, cases))
     return tuple(sorted(seen, key=lambda n: n.number))
+
+
+def components(following: Mapping[Node, Sequence[Node]]) -> list[set[Node]]:
+    """Strongly connected components, each after those it leads to (Tarjan's algorithm, without recursion)."""
+    order: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    stack: list[Node] = []
+    on_stack: set[Node] = set()
+    found: list[set[Node]] = []
+    for root in following:
+        if root in order:
+            continue
+        work = [(root, iter(following[root]))]
+        order[root] = low[root] = len(order)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            for successor in rest:
+                if successor not in order:
+                    order[successor] = low[successor] = len(order)
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(following[successor])))
+                    break
+                if successor in on_stack:
+                    low[node] = min(low[node], order[successor])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == order[node]:
+                    component = set()
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        component.add(member)
+                        if member is node:
+                            break
+                    found.append(component)
+    return found

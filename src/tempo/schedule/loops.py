@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tempo.analysis.causality import components, steps_back
+from tempo.analysis.causality import steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.analysis.walk import walk
 from tempo.errors import CausalityError, TempoError
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import reachable
+from tempo.graph.traversal import components, reachable
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
