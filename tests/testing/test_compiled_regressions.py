@@ -76,7 +76,21 @@ def a_store_that_is_wider_than_its_node() -> Built:
     return prog, {T: 3, S: 1}, {"x": np.linspace(0, 1, 3).reshape(3, 1)}
 
 
+def a_growing_value_that_nobody_reads_last() -> Built:
+    """At the last step nothing is added to the adjoint, which is larger there than all that is added elsewhere."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        grown = prog.recurrent("grown", shape=(t + 1,), domain=t, dtype="float64")
+        grown[0] = 2.0 * x[0]
+        grown[t] = tp.concatenate([grown[t - 1], tp.broadcast_to(x, (1,))])
+        seen = tp.sum(grown[tp.max(t - 1, 0)])
+        prog.output("g", tp.grad(tp.sum(seen[0:T]), x))
+    return prog, {T: 4}, {"x": [1.0, 2.0, 3.0, 4.0]}
+
+
 FOUND = [
+    a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
     a_case_without_steps,
     a_gradient_past_the_last_step,

@@ -168,12 +168,17 @@ class _Part:
         return self.conditional(self.fitted(value))
 
     def fitted(self, value: Edge) -> Edge:
-        """The value without the padding that it was summed with."""
+        """The value without the padding that it was summed with, and with zeros where the point's own value is larger
+        than any that was added."""
         shape = self.target.shape
         if value.shape == shape:
             return value
-        nothing = (0,) * len(shape)
-        return make(SLICE, value, source=self.source, starts=nothing, sizes=shape, steps=(1,) * len(shape))
+        nothing, steps = (0,) * len(shape), (1,) * len(shape)
+        wide = tuple(normal_size(maximum(a, b)) for a, b in zip(value.shape, shape, strict=True))
+        if wide != value.shape:
+            zero = scalar(0, value.dtype)
+            value = make(PLACE, value, source=self.source, shape=wide, starts=nothing, steps=steps, value=zero)
+        return make(SLICE, value, source=self.source, starts=nothing, sizes=shape, steps=steps)
 
     # -- the general form: read, mask, pick, sum ----------------------------------------------------------------
 
