@@ -89,8 +89,12 @@ bench: $(DEV_STAMP) ## Run every benchmark in benchmarks/ with --quick
 	if [ -n "$$failed" ]; then echo "bench: failed:$$failed" >&2; exit 1; fi
 
 .PHONY: fuzz
-fuzz: $(DEV_STAMP) ## Compile and check random programs (FUZZ_COUNT, FUZZ_SEED)
+fuzz: $(DEV_STAMP) ## Check random programs (FUZZ_COUNT, FUZZ_SEED), and compile some of them
 	$(VENV_PYTHON) -m tempo.testing.fuzz --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+
+.PHONY: fuzz-all
+fuzz-all: $(DEV_STAMP) ## Check random programs, and compile all of them with both backends
+	$(VENV_PYTHON) -m tempo.testing.fuzz --count $(FUZZ_COUNT) --seed $(FUZZ_SEED) --backends numpy,jax
 
 .PHONY: clean
 clean: ## Remove caches and build outputs (the virtual environment stays)

@@ -84,13 +84,14 @@ def compile_tempo(prog: tp.Program, bounds: Mapping[Any, int], arrays: Mapping[s
         "dispatches": count_dispatches(run, arrays),
         "trace_s": sum(run.seconds[phase] for phase in TRACE_PHASES),
         "xla_s": run.seconds["XLA"],
-        "bytes_planned": sum(store.bytes for store in run.storage.stores.values()),
+        "bytes_stores": sum(store.bytes for store in run.storage.stores.values()),
+        "bytes_planned": run.storage.peak,
         "bytes_xla": memory["temporaries"] + memory["outputs"] + memory["inputs"],
     }
     # Programs leave inputs out that nothing needs.
     needed = {name: arrays[name] for name in machine.inputs}
     return Ready(
-        call=lambda: machine.run(arrays)[0],
+        call=lambda: machine.run(arrays),
         program=lambda: jax.block_until_ready(machine.compiled(needed)),
         figures=figures,
     )

@@ -1412,14 +1412,14 @@ def test_names_that_cannot_be() -> None:
             errors.ProgramError,
             "input 'seed': this cannot be a name",
             '  here: FILE: prog.input("seed")',
-            "  hint: names come first and are non-empty strings other than 'bounds' and 'seed'",
+            "  hint: names come first and are non-empty strings other than 'bounds', 'progress' and 'seed'",
         ):
             prog.input("seed")
         with fails(
             errors.ProgramError,
             "recurrent tensor '': this cannot be a name",
             '  here: FILE: prog.recurrent("")',
-            "  hint: names come first and are non-empty strings other than 'bounds' and 'seed'",
+            "  hint: names come first and are non-empty strings other than 'bounds', 'progress' and 'seed'",
         ):
             prog.recurrent("")
         with fails(

@@ -82,3 +82,7 @@ class GradientError(TempoError, ValueError):
 
 class HostError(TempoError, RuntimeError):
     """A host function raised, or returned something other than it declared."""
+
+
+class CheckpointError(TempoError, ValueError):
+    """There is nothing to save, or a file is not a checkpoint of this program."""

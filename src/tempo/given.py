@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,17 @@ def bound_number(name: str, value: Any) -> int:
 
 
 def check_inputs(
-    graph: Graph, bounds: Mapping[Any, int], given: Mapping[str, Any], seed: int, partial: bool = False
-) -> dict[str, Array]:
+    graph: Graph,
+    bounds: Mapping[Any, int],
+    given: Mapping[str, Any],
+    seed: int,
+    partial: bool = False,
+    adopt: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
     """The arrays of a run, in the shapes and dtypes that the program declares.
 
-    What no result needs may be left out; ``partial`` lets everything be left out until it is asked for.
+    What no result needs may be left out; ``partial`` lets everything be left out until it is asked for. ``adopt`` gives
+    a backend's own array for what is on a device already, and None for the rest, which become NumPy arrays.
     """
     data = {"seed": seed_words(seed), **given}
     for name in given:
@@ -109,7 +115,12 @@ def check_inputs(
                 places=[(node.attributes["input"], node.source)],
                 hint=f"give an array of {_wanted(node, bounds)}",
             )
-    return {name: _check_input(node, bounds, data[name]) for name, node in graph.inputs.items() if name in data}
+    checked = {}
+    for name, node in graph.inputs.items():
+        if name in data:
+            adopted = None if adopt is None else adopt(data[name])
+            checked[name] = _check_input(node, bounds, data[name], adopted)
+    return checked
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:
@@ -123,9 +134,12 @@ def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
     return f"shape {shape}, {node.dtype.name}"
 
 
-def _check_input(node: Node, bounds: Mapping[Any, int], value: Any) -> Array:
+def _check_input(node: Node, bounds: Mapping[Any, int], value: Any, adopted: Any) -> Any:
     name = node.attributes["input"]
-    array, expected = _as_array(value), _input_shape(node, bounds)
+    expected = _input_shape(node, bounds)
+    if adopted is not None and adopted.dtype == node.dtype and adopted.shape == expected:
+        return adopted
+    array = _as_array(value if adopted is None else adopted)
     if any(size < 0 for size in expected):
         problem = f"is declared with a negative size: shape {show_shape(node.shape)} = {show_shape(expected)}"
     elif array.dtype not in dtypes.ALL or not can_cast(array.dtype, node.dtype):

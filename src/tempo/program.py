@@ -50,7 +50,7 @@ Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
 TensorT = TypeVar("TensorT", bound=RecurrentTensor)
 
 # Arguments of Program.evaluate, which takes the inputs by name beside them.
-_RESERVED = ("bounds", "seed")
+_RESERVED = ("bounds", "progress", "seed")
 
 
 class Dim(SymbolicDim):
@@ -588,8 +588,9 @@ class Program:
 
 def _check_name(name: str, what: str, reserved: Sequence[str] = _RESERVED) -> None:
     if not isinstance(name, str) or not name or name in reserved:
+        others = ", ".join(map(repr, reserved[:-1]))
         raise ProgramError(
             f"{what} {name!r}: this cannot be a name",
             places=[("here", user_line())],
-            hint=f"names come first and are non-empty strings other than {' and '.join(map(repr, reserved))}",
+            hint=f"names come first and are non-empty strings other than {others} and {reserved[-1]!r}",
         )

@@ -292,6 +292,19 @@ def _scan() -> Iterator[Case]:
         for op in (s.CUMMAX, s.CUMMIN):
             yield Case(op, (x("n", "m"),), attributes, (*dtypes, np.bool_), together=True, label=op.name + label)
         yield Case(s.LINEAR_SCAN, (x("n", "m"),) * 2, attributes, dtypes, together=True, label=f"linear_scan{label}")
+    factors = ((x("n", "m"), False), (x("n"), False), (x("m"), True), (x(), True))
+    resets = ((), (Operand(("n",), np.bool_),), (Operand(("n", "m"), np.bool_),))
+    for (factor, fixed), reset, reverse in itertools.product(factors, resets, (False, True)):
+        shapes = [operand.shape for operand in (factor, *reset)]
+        yield Case(
+            s.LINEAR_RECURRENCE,
+            (x("n", "m"), factor, *reset),
+            {"fixed": fixed, "reverse": reverse},
+            dtypes,
+            empty=False,  # there is always a first step
+            together=True,
+            label=f"linear_recurrence {shapes}{' reverse' if reverse else ''}",
+        )
 
 
 def _contraction() -> Iterator[Case]:

@@ -159,21 +159,6 @@ def test_wrong_programs_are_refused_before_they_run(backend: str) -> None:
     assert str(found.value) == str(expected.value)
 
 
-@backends
-def test_stop_conditions_are_refused(backend: str) -> None:
-    with tp.Program("search") as prog:
-        t, T = prog.dim("t")
-        x = prog.input("x", domain=(t,))
-        prog.stop(t, when=x > 3)
-        prog.output("x", x * 1)
-    with pytest.raises(tp.errors.ProgramError) as caught:
-        prog.compile({T: 3}, backend)
-    assert str(caught.value) == (
-        "program 'search' has a stop condition, which compiled programs cannot have yet\n"
-        "  hint: prog.evaluate(...) runs it on the reference interpreter"
-    )
-
-
 # -- host functions ---------------------------------------------------------------------------------------------
 
 

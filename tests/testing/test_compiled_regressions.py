@@ -89,6 +89,50 @@ def a_growing_value_that_nobody_reads_last() -> Built:
     return prog, {T: 4}, {"x": [1.0, 2.0, 3.0, 4.0]}
 
 
+def a_batch_of_host_calls_that_are_one_call() -> Built:
+    """No loop is needed for the only step of s, but the call is made at that step."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        y = tp.host(lambda number: number, 10 * t.value + s.value, out=tp.spec((), "int32"), sequence=s, batch=t)
+        prog.output("y", y)
+    return prog, {T: 3, S: 1}, {}
+
+
+def host_results_of_some_steps_of_a_batch() -> Built:
+    """Only h[1] is read: what a call returns has all steps of its batch."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        h = tp.host(lambda _: np.arange(6.0).reshape(3, 2), t.value, out=tp.spec((), "float64"), batch=(t, s))
+        prog.output("y", h[1])
+    return prog, {T: 3, S: 2}, {}
+
+
+def a_copy_of_what_is_defined_beyond_its_steps() -> Built:
+    """y has T + 1 values, and its copy has T."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", domain=t)
+        y[0] = 1.0
+        y[t + 1] = 2 * y[t]
+        prog.output("copy", tp.copy(y))
+    return prog, {T: 3}, {}
+
+
+def results_of_calls_whose_steps_follow_no_dim() -> Built:
+    """A result is taken before the next call, also where points are computed one by one."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", domain=t, dtype="int32")
+        h = tp.host(lambda n, x: n + 10 * x, t.value, y, out=tp.spec((), "int32"), sequence=t)
+        y[0] = 1
+        y[t] = h[t // 2] + tp.where(t < T - 1, 0, h[0])
+        prog.output("h", h)
+        prog.output("y", y)
+    return prog, {T: 4}, {}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -96,6 +140,10 @@ FOUND = [
     a_gradient_past_the_last_step,
     a_gradient_of_growing_values,
     a_store_that_is_wider_than_its_node,
+    a_batch_of_host_calls_that_are_one_call,
+    host_results_of_some_steps_of_a_batch,
+    a_copy_of_what_is_defined_beyond_its_steps,
+    results_of_calls_whose_steps_follow_no_dim,
 ]
 
 

@@ -12,10 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tempo.testing import CheckError, RandomChoices, build, check, random_recipe, run
+from tempo.testing import CheckError, RandomChoices, build, check, host_function, random_recipe, run
 from tempo.testing.broken import BREAKINGS
+from tempo.testing.checks import check_backend, evaluated
+from tempo.testing.compiled import check_compiled
 from tempo.testing.features import features
-from tempo.testing.fuzz import checked, main, recipe_of, shrunk
+from tempo.testing.fuzz import Task, main, recipe_of, shrunk
+from tempo.testing.hosts import recorded
 from tempo.testing.recipe import Recipe
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.strategies import programs
@@ -34,6 +37,58 @@ SLOW = settings(
 @given(programs(), st.integers(0, 2**16))
 def test_random_programs_pass_all_checks(recipe: Recipe, seed: int) -> None:
     check(recipe, RandomChoices(seed))
+
+
+COMPILED, AT_A_TIME = 200, 25
+
+
+@pytest.mark.parametrize("first", range(0, COMPILED, AT_A_TIME))
+def test_random_programs_compile_to_what_they_mean(first: int) -> None:
+    """With NumPy all of them, with JAX, where a program takes three times as long, every third."""
+    for number in range(first, first + AT_A_TIME):
+        program = evaluated(recipe_of(1, number), "evaluate")
+        for backend in ("numpy",) if number % 3 else ("numpy", "jax"):
+            check_backend(program, backend, RandomChoices(number))
+
+
+# -- host functions ---------------------------------------------------------------------------------------
+
+
+def test_calls_of_host_functions_are_written_down_while_somebody_listens() -> None:
+    function = host_function("h", (2,), "float64")
+    function(np.asarray(1))
+    with recorded() as calls:
+        first = function(np.asarray([3, 4]), np.ones(3))
+        function(np.asarray(5))
+    assert calls == [("h", [3, 4]), ("h", [5])]
+    assert first.shape == (2, 2)
+    assert first.dtype == np.float64
+    assert not np.array_equal(first, function(np.asarray([3, 4]), np.zeros(3)))
+
+
+def test_integers_of_host_functions_do_not_depend_on_rounding() -> None:
+    function = host_function("h", (), "int32")
+    assert function(np.asarray(1), np.ones(3)) == function(np.asarray(1), np.zeros(3)) == 1
+    assert function(np.asarray(1), np.asarray([0, 1])) == 2
+
+
+def test_calls_in_another_order_are_found() -> None:
+    source = """
+import tempo as tp
+from tempo.testing import host_function
+with tp.Program() as prog:
+    t, T = prog.dim("t")
+    prog.output("y", tp.host(host_function("h", (), "int32"), t.value, out=tp.spec((), "int32"), sequence=(t,)))
+bounds, inputs = {T: 3}, {}
+"""
+    built = run(source)
+    with recorded() as calls:
+        expected = built.program.evaluate(built.bounds)
+    assert calls == [("h", [0]), ("h", [1]), ("h", [2])]
+    graph, bounds = built.program.graph, built.bounds
+    assert check_compiled(graph, bounds, {}, expected, calls, "numpy", RandomChoices(0))
+    with pytest.raises(AssertionError, match="h is called at"):
+        check_compiled(graph, bounds, {}, expected, calls[::-1], "numpy", RandomChoices(0))
 
 
 # -- the generator ----------------------------------------------------------------------------------------
@@ -58,6 +113,12 @@ WANTED = {
     **{f"function {name}": 30 for name in ("sum", "softmax", "@", "cumsum", "take", "where", "astype", "space")},
     **{f"function {name}": 5 for name in ("sort", "argmax", "argmin", "argsort", "max", "min", "prod", "mean")},
     **{f"function {name}": 5 for name in ("cummax", "linear_scan", "one_hot", "scatter_add", "einsum", "top_k")},
+    **{f"host call{kind}": 5 for kind in ("", " for a batch", " in a recurrence")},
+    **{f"stop with {kind}": 10 for kind in ("gradient", "random", "host")},
+    "stop": 100,
+    "function conv1d": 50,
+    "function conv2d": 10,
+    "gradient of third order": 10,
     "state over 1": 50,
     "state over 2": 50,
     "state with parallel copies": 10,
@@ -139,10 +200,10 @@ def test_a_wrong_operation_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) 
         (number, recipe, failure)
         for number in range(100)
         if "function tanh" in features(recipe := recipe_of(0, number))
-        and (failure := checked(recipe, 0, number)) is not None
+        and (failure := Task(0, number).failure(recipe)) is not None
         and failure.check == "meaning"
     )
-    small = shrunk(recipe, failure, 0, number)
+    small = shrunk(recipe, failure, Task(0, number))
     assert len(small.source) < len(recipe.source)
     assert len(small.statements) <= 6
     assert "tanh" in small.source
@@ -158,7 +219,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     zero = replace(elementwise.TANH, gradient=lambda g, out, x: (0 * g,))
     monkeypatch.setattr(elementwise, "TANH", zero)
-    found = [checked(recipe_of(0, number), 0, number) for number in range(60)]
+    found = [Task(0, number).failure(recipe_of(0, number)) for number in range(60)]
     assert any(failure is not None and failure.check == "gradients" for failure in found)
 
 
@@ -166,19 +227,31 @@ def test_the_command_reports_a_failure_with_its_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong(monkeypatch)
-    assert main(["--count", "30", "--jobs", "1", "--most-failures", "1", "--no-shrink"]) == 1
+    assert main(["--count", "30", "--jobs", "0", "--most-failures", "1", "--no-shrink"]) == 1
     printed = capsys.readouterr().out
     assert "(again: --seed 0 --only " in printed
     assert "import tempo as tp" in printed
 
 
 def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--count", "3", "--jobs", "1"]) == 0
+    assert main(["--count", "3", "--jobs", "1", "--backends", "numpy"]) == 0
     printed = capsys.readouterr().out
     assert "programs that used each feature:" in printed
     assert "3 programs in " in printed
+    assert "compiled with jax 0, numpy 2; with stops 0, gradients 1, host calls 0; 1 refused, 0 failed" in printed
+
+
+def test_a_program_that_no_loops_are_found_for_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "33", "--jobs", "0", "--backends", "numpy"]) == 0
+    assert "refused: 33" in capsys.readouterr().out
+
+
+def test_a_backend_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--backends", "numpy,torch"])
+    assert "there is no backend 'torch': backends are jax, numpy" in capsys.readouterr().err
 
 
 def test_only_runs_one_program_and_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "2"]) == 0
+    assert main(["--only", "2", "--jobs", "0"]) == 0
     assert capsys.readouterr().out.startswith(recipe_of(0, 2).source)

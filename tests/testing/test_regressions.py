@@ -117,3 +117,17 @@ def test_second_order_gradient_through_a_tensor_that_is_defined_at_more_steps_th
         g = tp.grad(tp.sum(a[2:T] * a[2:T]), a)
         prog.output("h", tp.grad(g * g, x))
     np.testing.assert_allclose(prog.evaluate({T: 4}, x=[1, 2, 3, 4]).h, [0, 0, 24, 128])
+
+
+def test_gradient_whose_steps_begin_where_a_stopped_dim_ends() -> None:
+    """The adjoint of y[t] starts at a step that depends on T, which is only known when the program has run."""
+    with tp.Program("stopped") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        y = prog.recurrent("y", domain=t)
+        y[T - 1] = x[0]
+        y[T - 2] = x[0]
+        y[t] = tp.sum(y[t + 1 : tp.min(t + 4, T)])
+        prog.output("g", tp.grad(tp.sum(y[0:T]), y))
+        prog.stop(t, when=t >= 0)
+    np.testing.assert_array_equal(prog.evaluate({T: 4}, x=[1, 2, 3, 4]).g, [0, 1])  # y[-1] and y[0]

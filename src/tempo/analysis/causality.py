@@ -8,16 +8,22 @@ order, in either direction) could run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tempo.analysis.relations import Read, Relations
 from tempo.graph.node import Graph, Node
 from tempo.graph.traversal import components, producers
-from tempo.symbolic import Dim
+from tempo.symbolic import Dim, conjunction, equal
 from tempo.symbolic.polyhedral import deltas_sign
+from tempo.symbolic.regions import pinned
 
 Distance = tuple[int | None, int | None] | None
+
+# Steps that are kept apart in a proof: a node of two dims with one in each has four parts.
+MOST_PINS = 4
 
 
 def is_causal(relations: Relations) -> bool:
@@ -28,24 +34,73 @@ def is_causal(relations: Relations) -> bool:
         for node in nodes
         for r in relations.reads(node)
     ]
-    return all(_is_carried(circle, reads, relations.numbers) for circle in circles(nodes, reads))
+    return all(
+        _is_carried(circle, reads, relations.numbers) or _is_carried_in_parts(circle, reads, relations)
+        for circle in circles(nodes, reads)
+    )
 
 
 def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]) -> bool:
     inside = [r for r in reads if r.consumer in circle and r.producer in circle]
     for family in _families(circle):
-        spans = [_distance(r, family, numbers) for r in inside]
         # An empty relation reads nothing.
-        backward = all(s is None or (s[0] is not None and s[0] >= 0) for s in spans)
-        forward = all(s is None or (s[1] is not None and s[1] <= 0) for s in spans)
-        if not (backward or forward):
-            continue
-        rest = [
-            r for r, s in zip(inside, spans, strict=True) if s is not None and (s[0] == 0 if backward else s[1] == 0)
-        ]
-        if len(rest) < len(inside):
-            return all(_is_carried(c, rest, numbers) for c in circles(tuple(circle), rest))
+        spans = [(r, s) for r in inside if (s := _distance(r, family, numbers)) is not None]
+        for direction in (1, -1):
+            back = [(r, direction * s[0 if direction == 1 else 1]) for r, s in spans if None not in s]  # type: ignore[operator]
+            slack = _slack(back) if len(back) == len(spans) else None
+            if slack is None:
+                continue
+            rest = [r for (r, _), steps in zip(back, slack, strict=True) if steps == 0]
+            if len(rest) < len(inside):
+                return all(_is_carried(c, rest, numbers) for c in circles(tuple(circle), rest))
     return False
+
+
+def _slack(back: Sequence[tuple[Read, int]]) -> list[int] | None:
+    """By how many steps each read looks back when nodes are delayed so that none looks ahead; None if that cannot be.
+
+    ``D[t + 1] = f(D[t])`` reads f one step back, which may therefore read D up to one step ahead: what matters is the
+    sum around a circle. (Shortest paths, as in the retiming of circuits.)
+    """
+    delay = {node: 0 for r, _ in back for node in (r.consumer, r.producer)}
+    for _ in range(len(delay) + 1):
+        late = [(r.producer, delay[r.consumer] + steps) for r, steps in back]
+        late = [(node, most) for node, most in late if most < delay[node]]
+        if not late:
+            return [steps + delay[r.consumer] - delay[r.producer] for r, steps in back]
+        for node, most in late:
+            delay[node] = min(delay[node], most)
+    return None
+
+
+def _is_carried_in_parts(circle: set[Node], reads: Iterable[Read], relations: Relations) -> bool:
+    """Whether a circle is carried when the steps that cases pin are kept apart from all others: ``D[-1, j]`` may need
+    nodes that do not vary over i, where the rest of D does not."""
+    conditions = [(case.condition, n.domain) for n in circle for case in relations.graph.cases.get(n, ())]
+    conditions += [(scatter.condition, scatter.node.domain) for n in circle for scatter in n.scatters]
+    pins = {
+        (d.origin, step + d.start)
+        for condition, domain in conditions
+        for d, step in pinned(condition, domain)
+        if step.symbols() <= set(relations.numbers)
+    }
+    if not 0 < len(pins) <= MOST_PINS:
+        return False
+    parts = {}
+    for node in circle:
+        own = [equal(d + d.start, step) for family, step in pins for d in node.domain if d.origin is family]
+        choices = itertools.product(*((here, ~here) for here in own))
+        parts[node] = [(replace(node), relations.points(conjunction(choice), node.domain)) for choice in choices]
+    split = []
+    for r in reads:
+        if r.consumer in circle and r.producer in circle:
+            for consumer, there in parts[r.consumer]:
+                some = r.relation.intersect_domain(there)
+                for producer, here in parts[r.producer] if not some.is_empty() else ():
+                    split.append(Read(consumer, producer, some.intersect_range(here)))
+    split = [r for r in split if not r.relation.is_empty()]
+    nodes = [part for found in parts.values() for part, _ in found]
+    return all(_is_carried(c, split, relations.numbers) for c in circles(nodes, split))
 
 
 def _families(circle: set[Node]) -> list[Dim]:
@@ -66,9 +121,11 @@ def steps_back(read: Read, own: Dim, theirs: Dim, numbers: Mapping[Any, int]) ->
     ends = deltas_sign(read.relation, own.name, theirs.name)
     if ends is None:
         return None
-    shift = (own.start - theirs.start).evaluate(numbers)
+    shift = (own.start - theirs.start).substitute(numbers)
+    if not shift.is_constant:  # a dim that starts where another stops
+        return None, None
     low, high = ends
-    return None if low is None else low + shift, None if high is None else high + shift
+    return None if low is None else low + shift.constant, None if high is None else high + shift.constant
 
 
 def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:

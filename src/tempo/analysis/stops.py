@@ -1,18 +1,23 @@
-"""A dim that stops on data must be able to tell when, before its number of steps is known."""
+"""Dims that stop on data: what their stop conditions may depend on, and what must wait for them."""
 
 from __future__ import annotations
 
-from tempo.errors import CausalityError
-from tempo.graph.node import Graph, Node, attribute_symbols, shape_symbols
+from collections.abc import Iterator
+
+from tempo.analysis.relations import Read, Relations
+from tempo.errors import CausalityError, ProgramError
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, shape_symbols
+from tempo.graph.structural import HOST
 from tempo.graph.traversal import reachable
-from tempo.symbolic import Symbol
+from tempo.symbolic import TRUE, Condition, Dim, Slice, Symbol, conjunction, constant, disjunction
 from tempo.symbolic import index as indices
 
 
 def check_stops(graph: Graph) -> None:
+    """A dim must be able to tell when it stops before its number of steps is known."""
     for dim, edge in graph.stops.items():
         for node in reachable([edge.node], graph.cases):
-            if dim.bound in _asked_for(graph, node):
+            if dim.bound in asked_for(graph, node):
                 raise CausalityError(
                     f"the stop condition of {dim.name} depends on {dim.bound}, the number of steps that it decides",
                     places=[
@@ -23,7 +28,7 @@ def check_stops(graph: Graph) -> None:
                 )
 
 
-def _asked_for(graph: Graph, node: Node) -> frozenset[Symbol]:
+def asked_for(graph: Graph, node: Node) -> frozenset[Symbol]:
     """The symbols that must have numbers before a node can be computed at a point."""
     found = shape_symbols(node.shape) | attribute_symbols(tuple(node.attributes.values()))
     for edge in node.edges:
@@ -32,4 +37,46 @@ def _asked_for(graph: Graph, node: Node) -> frozenset[Symbol]:
         found |= indices.symbols(case.value.index) | case.condition.symbols()
     for scatter in node.scatters:
         found |= indices.symbols(scatter.index) | scatter.condition.symbols()
+    if node.op is HOST:
+        found = found.union(*(d.bound.symbols() for d in node.attributes["batch"]))
     return found
+
+
+def waits(relations: Relations) -> Iterator[Read]:
+    """Reads of stop conditions that nobody wrote: by what needs the number of steps, and by what may happen only at a
+    step that is made."""
+    graph = relations.graph
+    emitted = {edge.node for edge in graph.emits.values()}
+    for dim, edge in graph.stops.items():
+        before = set(reachable([edge.node], graph.cases))
+        for node in graph.nodes:
+            if dim.bound in asked_for(graph, node) or _falls_through(relations, node, dim):
+                if node in before:
+                    raise ProgramError(
+                        f"which case of {node.label} applies depends on {dim.bound}, "
+                        f"and the stop condition of {dim.name} depends on {node.label}",
+                        places=[(node.label, node.source), ("stop condition", edge.node.source)],
+                        hint="write the condition under which its last case applies as one on dims: x[t < ...] = ...",
+                    )
+                whole = tuple(Slice(constant(0), d.bound) for d in edge.node.domain)
+                yield relations.through(node, Edge(edge.node, whole), TRUE)
+            elif node.op is HOST or node in emitted:
+                for own in (d for d in node.domain if d.origin is dim):
+                    last = tuple(own + own.start - 1 for _ in edge.node.domain)
+                    yield relations.through(node, Edge(edge.node, last), own + own.start >= 1)
+
+
+def _falls_through(relations: Relations, node: Node, dim: Dim) -> bool:
+    """Whether a later case of a node may apply where an earlier one would, were it not for the number of steps."""
+    cases = relations.graph.cases.get(node, ())
+    for n, case in enumerate(cases):
+        later = disjunction(c.region for c in cases[n + 1 :])
+        for guard in case.guards:
+            if guard[1].origin is dim:
+                others: list[Condition] = [case.condition]
+                others += [part for e, d in case.guards if (e, d) != guard for part in (e >= 0, e < d.bound)]
+                step, of = guard
+                region = conjunction([*others, step >= of.bound, later])
+                if not relations.points(region, node.domain).is_empty():
+                    return True
+    return False

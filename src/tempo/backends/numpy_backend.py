@@ -17,12 +17,17 @@ from tempo.analysis.walk import walk
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Case, Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
+from tempo.schedule.folds import COMBINE
 from tempo.schedule.loops import Schedule
-from tempo.schedule.looptree import Compute, Loop, Tree
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree
+from tempo.schedule.results import made
+from tempo.schedule.script import Chunks, Part
 from tempo.schedule.storage import Latest, Storage
-from tempo.symbolic import Slice
+from tempo.symbolic import Bound, Dim, Slice
 
 Array = np.ndarray[Any, Any]
+At = Mapping[Any, Any]
+"""The steps, or blocks of steps, that loops are at, by dim."""
 
 
 class NumpyMachine:
@@ -39,7 +44,9 @@ class NumpyMachine:
         self.graph = graph
         self.schedule = schedule
         self.storage = storage
-        self.numbers = numbers
+        # Of dims that stop on data the most steps they may make, until it is known how many they do.
+        self.numbers = dict(numbers)
+        self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.inputs = inputs
         self.calls: dict[Node, tuple[Array, ...]] = {}
         self.stores = {node: np.zeros(s.shape, node.dtype) for node, s in storage.stores.items()}
@@ -49,33 +56,58 @@ class NumpyMachine:
         """Every value that some result really needs."""
         return set(walk(self.graph, self.numbers))
 
-    def run(self) -> tuple[dict[str, Array], dict[str, list[Record]]]:
-        """Outputs and everything emitted."""
-        emitted: dict[str, list[Record]] = {name: [] for name in self.graph.emits}
-        outputs: dict[str, Array] = {}
-        for name, record in self.stream(outputs):
-            emitted[name].append(record)
-        return outputs, emitted
+    def part(self, item: Part, at: At) -> Iterator[tuple[str, Record]]:
+        for tree in item.trees:
+            yield from self.execute(tree, dict(at))
 
-    def stream(self, outputs: dict[str, Array]) -> Iterator[tuple[str, Record]]:
-        """What the program emits, as it does; its outputs are in ``outputs`` when all is done."""
-        for tree in self.schedule.trees:
-            yield from self.execute(tree, {})
-        outputs.update({name: self.output(name, edge) for name, edge in self.graph.outputs.items()})
+    def chunk(self, item: Chunks, at: At, steps: range) -> Iterator[tuple[str, Record]]:
+        yield from self.execute(item.loop.cut(steps), dict(at))
 
-    def execute(self, tree: Tree, at: dict[Any, int]) -> Iterator[tuple[str, Record]]:
+    def outputs(self) -> dict[str, Array]:
+        return {name: self.output(name, edge) for name, edge in self.graph.outputs.items()}
+
+    def kept(self, needed: set[Node]) -> dict[Any, Any]:
+        """What a checkpoint must have."""
+        emitted = {edge.node for edge in self.graph.emits.values()}
+        return {
+            **{n: store for n, store in self.stores.items() if n in needed and n not in emitted and n.op is not INPUT},
+            **{n: results for n, results in self.calls.items() if n in needed},
+            **{bound: np.asarray(self.numbers[bound], np.int32) for bound in self.schedule.open},
+        }
+
+    def restore(self, kept: Mapping[Any, Any]) -> None:
+        """Go on with what a checkpoint has."""
+        for key, value in kept.items():
+            if isinstance(key, Bound):
+                self.numbers[key] = int(value)
+            elif key.op is HOST:
+                self.calls[key] = value
+            else:
+                self.stores[key] = np.array(value)
+        for node in self.stores:
+            if node.op is INPUT:
+                self.compute(Compute(node), {})
+
+    def execute(self, tree: Tree, at: At) -> Iterator[tuple[str, Record]]:
         if isinstance(tree, Loop):
             for step in tree.steps:
+                if tree.until is not None and step >= self.last_step(tree.until):
+                    break
+                here = tree.at(step, at.get(tree.dim))
                 for inner in tree.body:
-                    yield from self.execute(inner, {**at, tree.dim: step})
+                    yield from self.execute(inner, {**at, tree.dim: here})
         else:
             self.compute(tree, at)
             yield from self.emit(tree.node, at)
 
-    def emit(self, node: Node, at: Mapping[Any, int]) -> Iterator[tuple[str, Record]]:
+    def last_step(self, stop: Node) -> int:
+        """The step of a loop that holds a stop condition after which there is nothing to do."""
+        made: int = self.numbers[self.stopping[stop].bound]
+        return made + self.schedule.beyond[stop]
+
+    def emit(self, node: Node, at: At) -> Iterator[tuple[str, Record]]:
         names = [name for name, edge in self.graph.emits.items() if edge.node is node]
-        own = {d: self.schedule.own_step(node, d, at[d.origin]) for d in node.domain if d.origin in at}
-        spans = [range(own[d], own[d] + 1) if d in own else range(*self.schedule.steps(node, d)) for d in node.domain]
+        spans = [self.steps(node, d, at) for d in node.domain]
         for name in names:
             for point in itertools.product(*spans):
                 here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
@@ -85,11 +117,13 @@ class NumpyMachine:
                 value = self.read(self.graph.emits[name], here)
                 yield name, Record({d.name: p for d, p in zip(node.domain, point, strict=True)}, value)
 
-    def call(self, node: Node, at: Mapping[Any, int]) -> None:
+    def call(self, node: Node, at: At) -> None:
         """A host call, for all points of its batch."""
         batch, sequence = node.attributes["batch"], node.attributes["sequence"]
         sizes = tuple(d.bound.evaluate(self.numbers) for d in batch)
         steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in sequence}
+        if any(step >= d.bound.evaluate(self.numbers) for d, step in steps.items()):
+            return  # a loop goes on after its dim has stopped
         arguments = []
         for edge in node.edges:
             rows = [
@@ -101,23 +135,16 @@ class NumpyMachine:
         point = tuple(steps[d] for d in sequence)
         self.calls[node] = call_host(node, arguments, sizes, point, self.numbers)
 
-    def compute(self, statement: Compute, at: Mapping[Any, int]) -> None:
+    def compute(self, statement: Compute, at: At) -> None:
         """One node at the loops' steps and at all steps of its other dims where it is needed."""
         node = statement.node
         if node.op is HOST:
             self.call(node, at)
             return
-        spans = self.schedule.spans[node]
-        choices = []
-        for d in node.domain:
-            low, high = spans[d]
-            step = self.schedule.own_step(node, d, at[d.origin]) if d.origin in at else None
-            # A piece of a loop may reach past the steps at which one of its nodes is needed.
-            choices.append(range(low, high + 1) if step is None else range(step, step + (low <= step <= high)))
-        for point in itertools.product(*choices):
+        for point in itertools.product(*(self.steps(node, d, at) for d in node.domain)):
             here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
             try:
-                value = self.value(statement, node, here)
+                value = self.value(statement, node, here) if statement.fold is None else self.fold(statement, here, at)
             except (IndexError, ValueError):
                 # Points between those at which a node is needed are computed with them, from whatever is there.
                 if (node, point) in self.needed:
@@ -127,6 +154,33 @@ class NumpyMachine:
                 index = self.slots(node, point)
                 place: Any = (*index, *(slice(0, n) for n in value.shape))
                 self.stores[node][place] = value
+                if node in self.stopping and value:
+                    bound = self.stopping[node].bound
+                    self.numbers[bound] = min(self.numbers[bound], point[0] + 1 if point else 1)
+
+    def steps(self, node: Node, dim: Dim, at: At) -> range:
+        """The steps of a node's dim that are computed where the loops are."""
+        first, stop = self.schedule.steps(node, dim)
+        here = at.get(dim.origin)
+        if here is None:
+            return range(first, stop)
+        block = here if isinstance(here, BlockSteps) else BlockSteps(here, 1)
+        # A piece of a loop may reach past the steps at which one of its nodes is needed.
+        own = self.schedule.own_step(node, dim, block.start)
+        return range(max(own, first), min(own + block.length, stop))
+
+    def fold(self, statement: Compute, here: Mapping[Any, int], at: At) -> Array:
+        """A reduction of all blocks up to the present one."""
+        node, fold = statement.node, statement.fold
+        assert fold is not None and node.op.reference is not None
+        block = at[fold.family]
+        known = {**here, fold.family: block.start}
+        operands = [self.read(edge, known) for edge in fold.edges(node, block.length)]
+        share = np.asarray(node.op.reference(*operands, **{k: resolve(v, here) for k, v in node.attributes.items()}))
+        if block.start == fold.base:
+            return share
+        before = self.read(node.here(), here)
+        return np.asarray(getattr(np, COMBINE[node.op])(before, share), node.dtype)
 
     def value(self, statement: Compute, node: Node, here: Mapping[Any, int]) -> Array | None:
         if node.op is INPUT:
@@ -168,7 +222,7 @@ class NumpyMachine:
         return result
 
     def output(self, name: str, edge: Edge) -> Array:
-        spans = self.schedule.results[name]
+        spans = made(self.graph, self.numbers, name) if self.graph.stops else self.schedule.results[name]
         sizes = [len(s) for s in spans]
         result = np.empty((*sizes, *resolve(edge.shape, self.numbers)), edge.dtype)
         for position, point in zip(np.ndindex(*sizes), itertools.product(*spans), strict=True):

@@ -31,12 +31,12 @@ _TYPICAL_SIZE = 64
 
 
 def _infer(a: Edge, b: Edge, *, subscripts: str) -> tuple[Shape, DType]:
-    left, right, out = _terms(subscripts)
+    left, right, out = subscript_terms(subscripts)
     sizes = _sizes(subscripts, (a, b), (left, right))
     return tuple(sizes[letter] for letter in out), a.dtype
 
 
-def _terms(subscripts: str) -> list[str]:
+def subscript_terms(subscripts: str) -> list[str]:
     inputs, out = subscripts.split("->")
     return [*inputs.split(","), out]
 
@@ -65,7 +65,7 @@ def _reference(a: Array, b: Array, *, subscripts: str) -> Array:
 
 
 def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
-    left, right, out = _terms(subscripts)
+    left, right, out = subscript_terms(subscripts)
     # Where one operand is zero the other must only be finite. What other steps computed is taken to be; to mask it as
     # well would make a copy of it for every step that is computed at once.
     spare = b if b.settled else a if a.settled else None
@@ -90,7 +90,7 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
 def _gradient(
     g: RecurrentTensor, out: RecurrentTensor, a: RecurrentTensor, b: RecurrentTensor, *, subscripts: str
 ) -> tuple[RecurrentTensor, RecurrentTensor]:
-    left, right, result = _terms(subscripts)
+    left, right, result = subscript_terms(subscripts)
     return (
         apply(EINSUM, (g, b), subscripts=f"{result},{right}->{left}"),
         apply(EINSUM, (a, g), subscripts=f"{left},{result}->{right}"),
@@ -107,7 +107,7 @@ EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradi
 
 def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> RecurrentTensor:
     """An explicit einsum without repeated letters in a term, two operands at a time."""
-    *terms, out = _terms(subscripts)
+    *terms, out = subscript_terms(subscripts)
     sizes = _sizes(subscripts, [x.edge for x in operands], terms)
     work = [_without_broadcast(x, term, sizes) for x, term in zip(operands, terms, strict=True)]
     for positions in _path(work, out, sizes):

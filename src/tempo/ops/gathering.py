@@ -93,6 +93,8 @@ def _added(jx: Jx, x: Padded, key: tuple[Any, ...], updates: Padded) -> Any:
     """``x`` with the updates added at a key; what is out of range is left out."""
     total: Any = accumulate_in(x.array)
     added = accumulate_in(updates.array)
+    if not total.size or not added.size:  # JAX asks for indices that are in range even of nothing
+        return x.array
     return total.at[key].add(added, mode="drop", wrap_negative_indices=False).astype(x.dtype)
 
 

@@ -135,6 +135,94 @@ CUMMIN = Primitive(
 LINEAR_SCAN = Primitive("linear_scan", _infer, _linear, _linear_gradient, _linear_jax)
 
 
+# -- recurrences over steps -----------------------------------------------------------------------------------------
+
+
+def _infer_recurrence(terms: Edge, factors: Edge, *resets: Edge, fixed: bool, reverse: bool) -> tuple[Shape, DType]:
+    return terms.shape[1:], terms.dtype
+
+
+def _recurrence(terms: Array, factors: Array, *resets: Array, fixed: bool, reverse: bool) -> Array:
+    steps = range(len(terms))[:: -1 if reverse else 1]
+    wide = accumulate_in(terms)
+    state = wide[steps[0]]
+    with np.errstate(all="ignore"):
+        for i in steps[1:]:
+            following = accumulate_in(factors if fixed else factors[i]) * state + wide[i]
+            state = np.where(resets[0][i], wide[i], following) if resets else following
+    return np.asarray(state).astype(terms.dtype)
+
+
+def _recurrence_jax(jx: Jx, terms: Padded, factors: Padded, *resets: Padded, fixed: bool, reverse: bool) -> Any:
+    def aligned(array: Any) -> Any:
+        """Steps first, then the axes of one value, as terms have them."""
+        return array.reshape((array.shape[0], *(1,) * (terms.array.ndim - array.ndim), *array.shape[1:]))
+
+    last = jx.true(terms.sizes[0]) - 1
+    factor = aligned(factors.array[None] if fixed else factors.array)
+    reset = aligned(resets[0].array) if resets else None
+    if reverse:
+        # Padding comes first then, and what follows must not see it.
+        begins = aligned(jx.lax.iota(dtypes.DEFAULT_INT, terms.array.shape[0]) == last)
+        reset = begins if reset is None else reset | begins
+    values = all_steps(jx, terms.array, factor, reset, 0, reverse)
+    return values[0] if reverse else jx.lax.dynamic_index_in_dim(values, last, 0, keepdims=False)
+
+
+def all_steps(jx: Jx, terms: Any, factors: Any, resets: Any | None, axis: int, reverse: bool) -> Any:
+    """``y[i] = factors[i] * y[i-1] + terms[i]``, or ``terms[i]`` at a reset and at the first step, along an axis.
+
+    Neighbours are joined to half as many elements, until one is left; the way back fills in those between. Factors and
+    resets have as many axes as terms and may have length one along any: a factor that is the same at all steps is
+    squared from one round to the next, and never stored for every step. (JAX's own scan would need it at every step.)
+    """
+
+    def part(x: Any, start: int, stop: int, stride: int = 2) -> Any:
+        return jx.lax.slice_in_dim(x, start, max(stop, start), stride, axis)
+
+    def per_step(x: Any, start: int, stop: int) -> Any:
+        return x if x is None or x.shape[axis] == 1 else part(x, start, stop)
+
+    def following(factor: Any, before: Any, term: Any, reset: Any | None) -> Any:
+        value = factor * before + term
+        return value if reset is None else jx.np.where(reset, term, value)
+
+    def scan(factor: Any, term: Any, reset: Any | None) -> Any:
+        steps = term.shape[axis]
+        if steps < 2:
+            return term
+        even = [part(term, 0, steps - 1), per_step(factor, 0, steps - 1), per_step(reset, 0, steps - 1)]
+        odd = [part(term, 1, steps), per_step(factor, 1, steps), per_step(reset, 1, steps)]
+        joined = following(odd[1], even[0], odd[0], odd[2])
+        second = scan(even[1] * odd[1], joined, None if reset is None else even[2] | odd[2])
+        rest = part(term, 2, steps)
+        before = part(second, 0, rest.shape[axis], 1)
+        first = following(per_step(factor, 2, steps), before, rest, per_step(reset, 2, steps))
+        return interleaved(jx.lax.concatenate([part(term, 0, 1), first], axis), second)
+
+    def interleaved(first: Any, second: Any) -> Any:
+        zero = jx.np.zeros((), first.dtype)
+        odd = first.shape[axis] - second.shape[axis]
+        spread = [[(0, 0, 0)] * first.ndim for _ in range(2)]
+        spread[0][axis], spread[1][axis] = (0, 1 - odd, 1), (1, odd, 1)
+        return jx.lax.pad(first, zero, spread[0]) + jx.lax.pad(second, zero, spread[1])
+
+    def turned(x: Any) -> Any:
+        return jx.lax.rev(x, (axis,)) if reverse and x is not None else x
+
+    values = scan(turned(accumulate_in(factors)), turned(accumulate_in(terms)), turned(resets))
+    return turned(values.astype(terms.dtype))
+
+
+LINEAR_RECURRENCE = Primitive("linear_recurrence", infer=_infer_recurrence, reference=_recurrence, jax=_recurrence_jax)
+"""The last of the values ``y[i] = factors[i] * y[i-1] + terms[i]``, which start with ``y[0] = terms[0]`` and start anew
+at resets; or the first of them, looking ahead, if ``reverse``. ``fixed`` factors have no axis of steps.
+
+It is made of recurrences over a dim (``passes.linear``), after gradients were taken. A backend that computes all
+steps of the dim at once needs no slices: it has ``all_steps``.
+"""
+
+
 def _scan(op: Primitive, x: RecurrentTensor, axis: int, reverse: bool) -> RecurrentTensor:
     return apply(op, (x,), axis=normal_axis(op.name, x.edge, axis), reverse=bool(reverse))
 

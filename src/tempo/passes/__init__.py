@@ -1,33 +1,49 @@
 """Passes: functions from graph to graph, applied in this order."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tempo.graph.build import make
 from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
+from tempo.passes.linear import linear_recurrences
+from tempo.passes.pinned import split_pinned
 from tempo.passes.simplify import simplify
+from tempo.passes.skew import skew
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
     ("simplify", simplify),
+    ("split pinned", split_pinned),
+    ("skew", skew),
 )
 
 # Backends know no accumulations, so that this one cannot be left out.
 NEEDED = ("resolve accumulations",)
 
 
-def apply_passes(graph: Graph, skip: Container[str] = ()) -> Graph:
-    """The graph that is scheduled. Tests leave passes out to see that the results do not depend on them."""
+def apply_passes(
+    graph: Graph,
+    skip: Container[str] = (),
+    parallel: Mapping[Any, int] | None = None,
+    numbers: Mapping[Any, int] | None = None,
+) -> Graph:
+    """The graph that is scheduled. Tests leave passes out to see that the results do not depend on them.
+
+    ``numbers`` are the bounds' numbers, where they are known. ``parallel`` is for devices on which many steps at once
+    take no longer than one: the bounds' numbers.
+    """
     for name, change in PASSES:
         if name in NEEDED or name not in skip:
-            graph = change(graph)
-    return graph
+            graph = skew(graph, numbers) if change is skew else change(graph)
+    return graph if parallel is None else linear_recurrences(graph, parallel)
 
 
 def with_own_emits(graph: Graph) -> Graph:
-    """The graph with a node of its own for everything that is emitted, computed where it is handed out."""
+    """The graph with a node of its own for everything that is emitted or stops a dim, computed where it is used."""
     emits = {name: make(COPY, edge, domain=edge.domain) for name, edge in graph.emits.items()}
-    nodes = (*graph.nodes, *(edge.node for edge in emits.values()))
-    return replace(graph, nodes=nodes, emits=emits)
+    stops = {dim: make(COPY, edge, domain=edge.domain) for dim, edge in graph.stops.items()}
+    nodes = (*graph.nodes, *(edge.node for edge in (*emits.values(), *stops.values())))
+    return replace(graph, nodes=nodes, emits=emits, stops=stops)

@@ -44,7 +44,7 @@ from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
 from tempo.symbolic.expr import FloorDiv, Max, Min
 from tempo.symbolic.grid import Grid
 from tempo.symbolic.intervals import at_least, extremes
-from tempo.symbolic.regions import inverse, within
+from tempo.symbolic.regions import inverse, pinned, within
 from tempo.temporal import recurrent_node
 
 
@@ -57,13 +57,39 @@ def resolve_accumulations(graph: Graph) -> Graph:
             return None
         parts = [
             _Part(node, scatter, done, together=circle_of.get(node, -1) == circle_of.get(scatter.node, -2)).value()
-            for scatter in node.scatters
+            for whole in node.scatters
+            for scatter in _pieces(whole)
         ]
         if not parts:
             return make(FULL, domain=node.domain, source=node.source, shape=node.shape, value=scalar(0, node.dtype))
         return reduce(lambda a, b: make(ADD, a, b, domain=node.domain, source=node.source), parts)
 
     return rebuild(graph, change)
+
+
+def _pieces(scatter: Scatter) -> list[Scatter]:
+    """A scatter to ``max(t - 1, 0)`` as one to ``t - 1`` where that is greater and one to ``0`` elsewhere.
+
+    Each piece is then a read at a fixed distance or a sum over one range; the whole would read all steps from the first
+    and mask most of them, and where those steps need the point that is added into, there would be no order of steps.
+    """
+    for n, item in enumerate(scatter.index):
+        if isinstance(item, Slice):
+            continue
+        found = next(((a, c) for a, c in item.terms if isinstance(a, Min | Max)), None)
+        if found is None:
+            continue
+        atom, factor = found
+        rest = item - factor * atom
+        pieces = []
+        for k, argument in enumerate(atom.arguments):
+            ahead = [argument - other if isinstance(atom, Max) else other - argument for other in atom.arguments]
+            # Of equal arguments the first one counts.
+            wins = [a >= (1 if m < k else 0) for m, a in enumerate(ahead) if m != k]
+            index = (*scatter.index[:n], rest + factor * argument, *scatter.index[n + 1 :])
+            pieces += _pieces(Scatter(scatter.node, index, conjunction([scatter.condition, *wins])))
+        return pieces
+    return [scatter]
 
 
 class _Part:
@@ -103,6 +129,11 @@ class _Part:
                 d, expr, divisible = found
                 self.solved[d] = expr
                 hits += [expr >= 0, expr < d.bound, divisible]
+        # What contributes at one step only is read at that step: D[0, j] = f(D[0, j - 1]) has no sum over rows.
+        for d, step in pinned(condition, [d for d in self.domain if d not in self.solved]):
+            if d not in self.solved:
+                self.solved[d] = step
+                hits += [step >= 0, step < d.bound]
         self.free: Domain = tuple(d for d in self.domain if d not in self.solved)
         self.axes: Domain = tuple(self.renamed[d] for d in self.free)
         self.place: dict[Symbol, Expr] = {**self.solved, **dict(zip(self.free, self.axes, strict=True))}
@@ -155,10 +186,12 @@ class _Part:
         """Where the producer's other steps may need this very point, read no steps but those that can hit it."""
         for part in [*self.mask, *self.inside]:
             for d, u in zip(self.free, self.axes, strict=True):
-                if set(dims_of(part.symbols())) & set(self.axes) != {u}:
+                if u not in part.symbols():
                     continue
+                # Of the other axes in it, those steps count that leave the most to this one.
+                others = {a: (constant(0), a.bound - 1) for a in self.axes if a is not u}
                 for expr in _bounds_in(part):
-                    self.restrict(d, u, expr)
+                    self.restrict(d, u, extremes(expr, others)[1])
 
     def value(self) -> Edge:
         """The part as an edge over the target's domain."""

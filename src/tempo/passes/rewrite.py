@@ -65,10 +65,17 @@ def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]
     listed = dict(cases or graph.cases)
     for node, old in listed.items():
         done.cases[node] = tuple(replace(case, value=done.edge(case.value)) for case in old)
-    outputs = {name: done.edge(edge) for name, edge in graph.outputs.items()}
+    outputs = {name: _handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
     emits = {name: done.edge(edge) for name, edge in graph.emits.items()}
     stops = {dim: done.edge(edge) for dim, edge in graph.stops.items()}
     return assemble(graph, done.cases, outputs, emits, stops, done)
+
+
+def _handed_out(old: Edge, new: Edge) -> Edge:
+    """What an output became. A recurrent tensor is handed out wherever it is defined; what was not one before has the
+    steps of its dims."""
+    is_defined = [edge.node.op is RECURRENT and edge.is_here for edge in (old, new)]
+    return make(COPY, new, domain=old.domain, source=old.node.source) if is_defined == [False, True] else new
 
 
 def refreshed(node: Node, done: Rebuilt) -> Edge:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tempo.analysis import check_program
 from tempo.backends.numpy_backend import NumpyMachine
-from tempo.errors import ProgramError
+from tempo.errors import CheckpointError, ProgramError
 from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
+from tempo.runtime.checkpoint import Checkpoint, Checkpoints
+from tempo.runtime.run import Run, Worker
 from tempo.schedule.loops import schedule
 from tempo.schedule.looptree import show
+from tempo.schedule.plan import Plan
+from tempo.schedule.script import Script
 from tempo.schedule.storage import plan_storage
+
+if TYPE_CHECKING:
+    from tempo.runtime.progress import ProgressBar
 
 BACKENDS = ("jax", "numpy")
 
@@ -24,7 +35,7 @@ BACKENDS = ("jax", "numpy")
 class Executable:
     """A program compiled for given bounds. Call it with the inputs by name to get its outputs.
 
-    One executable may be called many times and from several threads.
+    One executable may be called many times and from several threads. ``save`` writes the run that was started last.
     """
 
     def __init__(
@@ -35,6 +46,8 @@ class Executable:
         device: str | None = None,
         seed: int = 0,
         skip: Container[str] = (),
+        parallel: bool | None = None,
+        plan: Plan | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise ProgramError(
@@ -44,7 +57,6 @@ class Executable:
             raise ProgramError(
                 f"the numpy backend runs on the CPU, not on '{device}'", hint='leave device out, or use backend="jax"'
             )
-        _check_supported(graph)
         self.backend = backend
         self.seed = seed
         self.source = graph
@@ -53,46 +65,110 @@ class Executable:
         with self.timed("analysis"):
             check_program(graph, bounds)
         with self.timed("passes"):
-            self.graph = with_own_emits(apply_passes(graph, skip))
+            if parallel is None:
+                parallel = _on_gpu(backend, device)
+            self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
         with self.timed("schedule"):
-            self.schedule = schedule(self.graph, self.numbers)
+            self.plan = plan or Plan()
+            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph))
         with self.timed("storage"):
             self.storage = plan_storage(self.graph, self.schedule, self.numbers)
+        self._script = Script(self.graph, self.schedule, self.storage)
+        self._latest: Run | None = None
+        self._over = False
+        self._loaded: Checkpoint | None = None
         self._machine: Any = None
         if backend == "jax":
             from tempo.backends.jax.machine import JaxMachine
 
             with self.timed("XLA"):
-                self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, device)
+                self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""
-        seed = self.seed if seed is None else seed
-        # Arrays that live on a device stay there; everything else is checked and converted as NumPy arrays.
-        arrays = check_inputs(self.source, self.numbers, inputs, seed)
-        outputs, emitted = self.machine(arrays).run() if self._machine is None else self._machine.run(arrays)
-        return self.result(outputs, emitted)
+        if self._machine is not None and self._machine.whole and self._loaded is None:
+            arrays = self._arrays(self.seed if seed is None else seed, inputs)
+            self._latest, self._over = None, True
+            return self.result(self._machine.run(arrays), ())
+        run = self._start(seed, inputs)
+        while run.advance():
+            pass
+        if self._latest is run:  # whose stores nobody needs any more
+            self._latest, self._over = None, True
+        return self.result(run.worker.outputs(), run.pending)
 
-    def stream(self, seed: int | None = None, **inputs: Any) -> Stream:
+    def stream(self, seed: int | None = None, progress: bool = False, **inputs: Any) -> Stream:
         """Run the program and iterate over what it emits, as it does: ``for record in run.stream(x=data)``.
 
         A record has the ``name`` of what was emitted, the ``point`` and the ``value``. When the iteration is over, the
-        stream's ``result`` has the outputs.
+        stream's ``result`` has the outputs. ``progress`` shows a bar.
         """
-        seed = self.seed if seed is None else seed
-        arrays = check_inputs(self.source, self.numbers, inputs, seed)
-        outputs: dict[str, Any] = {}
-        if self._machine is None:
-            records = self.machine(arrays).stream(outputs)
+        run = self._start(seed, inputs)
+        bar = None
+        if progress:
+            from tempo.runtime.progress import ProgressBar
+
+            bar = ProgressBar(self.source.name, run.script.iterations)
+        return Stream(run, lambda: self.result(run.worker.outputs(), ()), bar)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the latest run, as it is now, into a file, from which ``load`` lets it go on."""
+        run = self._latest
+        if run is None or run.broken:
+            hint = "iterate over run.stream(...), which can be saved at any time"
+            if run is not None:
+                problem = "the run failed in the middle of an iteration"
+            elif self._over:
+                problem = f"the call of program '{self.source.name}' is over"
+            else:
+                problem = f"program '{self.source.name}' has not been run"
+            raise CheckpointError(f"there is nothing to save: {problem}", hint=hint)
+        self._checkpoints.save(path, run)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Let the next call or stream go on from where a run was saved. It is given the same inputs again; the seed is
+        that of the run."""
+        self._loaded = self._checkpoints.load(path)
+
+    def _start(self, seed: int | None, inputs: Mapping[str, Any]) -> Run:
+        loaded = self._loaded
+        if loaded is not None and seed not in (None, loaded.seed):
+            raise CheckpointError(
+                f"seed = {seed}: the run that was loaded has the seed {loaded.seed}", hint="leave the seed out"
+            )
+        used = loaded.seed if loaded is not None else self.seed if seed is None else seed
+        arrays = self._arrays(used, inputs)
+        self._latest = None  # its stores make room for the new ones
+        if loaded is None:
+            run = Run(self._script, self._worker(arrays, None), int(used))
         else:
-            records = self._machine.stream(arrays, outputs)
-        return Stream(records, lambda: self.result(outputs, {}))
+            worker = self._worker(arrays, loaded.kept)
+            run = Run(self._script, worker, loaded.seed, loaded.position, loaded.records)
+        self._latest, self._loaded = run, None
+        return run
 
-    def result(self, outputs: Mapping[str, Any], emitted: Mapping[str, list[Record]]) -> Result:
+    def _arrays(self, seed: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        adopt = None if self._machine is None else self._machine.adopt
+        return check_inputs(self.source, self.numbers, inputs, seed, adopt=adopt)
+
+    def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
+        if self._machine is not None:
+            worker: Worker = self._machine.start(arrays, kept)
+            return worker
+        machine = NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
+        if kept is not None:
+            machine.restore(kept)
+        return machine
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.source, self.graph, self.numbers, self.storage, self._script)
+
+    def result(self, outputs: Mapping[str, Any], records: Iterable[tuple[str, Record]]) -> Result:
+        emitted: dict[str, list[Record]] = {name: [] for name in self.source.emits}
+        for name, record in records:
+            emitted[name].append(record)
         return Result({name: np.asarray(outputs[name]) for name in self.source.outputs}, emitted)
-
-    def machine(self, arrays: Mapping[str, Any]) -> NumpyMachine:
-        return NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)
 
     def timed(self, phase: str) -> _Timer:
         return _Timer(self.seconds, phase)
@@ -112,17 +188,38 @@ class Executable:
 
 
 class Stream:
-    """What a running program emits."""
+    """What a running program emits, one record after the other; ``result`` when all is done.
 
-    def __init__(self, records: Iterator[tuple[str, Record]], finish: Callable[[], Result]) -> None:
-        self._records = records
+    A stream that was left by an exception, Ctrl-C or that of a host function, goes on if it is iterated over again.
+    """
+
+    def __init__(self, run: Run, finish: Callable[[], Result], bar: ProgressBar | None = None) -> None:
+        self._run = run
         self._finish = finish
+        self._bar = bar
+        if bar is not None:
+            # Whoever leaves a stream for good gets the terminal back.
+            weakref.finalize(self, bar.stop)
         self.result: Result | None = None
 
     def __iter__(self) -> Iterator[Emitted]:
-        for name, record in self._records:
-            yield Emitted(name, record.point, record.value)
-        self.result = self._finish()
+        return self
+
+    def __next__(self) -> Emitted:
+        run = self._run
+        if not run.pending:
+            with self._bar or contextlib.nullcontext():
+                while not run.pending and run.advance():
+                    if self._bar is not None:
+                        self._bar.update(run.script.iterations_before(run.position), run.pending)
+        if not run.pending:
+            if self.result is None:
+                self.result = self._finish()
+            if self._bar is not None:
+                self._bar.stop()
+            raise StopIteration
+        name, record = run.pending.popleft()
+        return Emitted(name, record.point, record.value)
 
 
 class Emitted(NamedTuple):
@@ -145,10 +242,10 @@ class _Timer:
         self.seconds[self.phase] = time.perf_counter() - self.start
 
 
-def _check_supported(graph: Graph) -> None:
-    """What only the reference interpreter runs so far."""
-    if graph.stops:
-        raise ProgramError(
-            f"program '{graph.name}' has a stop condition, which compiled programs cannot have yet",
-            hint="prog.evaluate(...) runs it on the reference interpreter",
-        )
+def _on_gpu(backend: str, device: str | None) -> bool:
+    """Whether a program will run where many steps at once take no longer than one."""
+    if backend != "jax":
+        return False
+    from tempo.backends.jax.machine import _device
+
+    return bool(_device(device).platform == "gpu")

@@ -11,25 +11,32 @@ was not needed: with loops only where circles force them, the order of nodes in 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from tempo.analysis.causality import steps_back
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
+from tempo.analysis.stops import asked_for, waits
 from tempo.analysis.walk import walk
-from tempo.errors import CausalityError, TempoError
-from tempo.graph.node import Edge, Graph, Node
+from tempo.errors import CausalityError, ProgramError, TempoError
+from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, reachable
+from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
+from tempo.schedule.folds import Fold
+from tempo.schedule.groups import Group, join, merged, same_kind
 from tempo.schedule.looptree import Compute, Loop, Tree
-from tempo.symbolic import Condition, Dim, Slice, as_expr, conjunction
+from tempo.schedule.results import handed_out
+from tempo.schedule.tiles import Tiling
+from tempo.symbolic import Condition, Dim, as_expr
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
-from tempo.symbolic.intervals import interval
-from tempo.symbolic.polyhedral import span
+from tempo.symbolic.intervals import decide, interval
+from tempo.symbolic.polyhedral import most_above, span
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
 KEEP_BYTES = 256 * 2**20
@@ -39,61 +46,12 @@ MOST_UNROLLED = 5000
 
 # Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
 # random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
-WORTH_HOISTING = ("einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan")
+WORTH_HOISTING = {"einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan"}
+WORTH_HOISTING |= {"linear_recurrence"}
 
 
 class ScheduleError(TempoError):
     """No loops were found for a program that passed all checks: a bug in Tempo."""
-
-
-Distance = tuple[int | None, int | None] | None
-
-Shifts = dict[tuple[Node, Dim], int]
-"""By how many steps of a loop over a dim a node is computed later than its own step says."""
-
-
-@dataclass(eq=False)
-class Dependence:
-    """A read, with the steps it looks back along each dim."""
-
-    read: Read
-    numbers: Mapping[Any, int]
-    shifts: Shifts
-    distances: dict[Dim, Distance] = field(default_factory=dict)
-
-    @property
-    def consumer(self) -> Node:
-        return self.read.consumer
-
-    @property
-    def producer(self) -> Node:
-        return self.read.producer
-
-    def distance(self, family: Dim) -> Distance:
-        """The least and greatest number of a loop's steps back; None if nothing is read at all."""
-        steps = self.unshifted(family)
-        shift = self.shifts.get((self.consumer, family), 0) - self.shifts.get((self.producer, family), 0)
-        if steps is None or shift == 0:
-            return steps
-        low, high = steps
-        return None if low is None else low + shift, None if high is None else high + shift
-
-    def unshifted(self, family: Dim) -> Distance:
-        """The same where every node is computed at the loop's own step."""
-        if family not in self.distances:
-            self.distances[family] = self._distance(family)
-        return self.distances[family]
-
-    def _distance(self, family: Dim) -> Distance:
-        own = next(d for d in self.consumer.domain if d.origin is family)
-        theirs = next(d for d in self.producer.domain if d.origin is family)
-        if self.read.index is not None:
-            item = self.read.index[self.producer.domain.index(theirs)]
-            if not isinstance(item, Slice):
-                back = (own + own.start) - (item + theirs.start)
-                if back.is_constant:
-                    return back.constant, back.constant
-        return steps_back(self.read, own, theirs, self.numbers)
 
 
 Place = tuple[tuple[Dim, int], ...]
@@ -112,8 +70,16 @@ class Schedule:
     """Per node and dim, the first and the last step at which it is needed."""
     shifts: Shifts
     numbers: Mapping[Any, int]
+    open: Mapping[Any, tuple[int, int]]
+    """The bounds of dims that stop on data: the fewest and the most steps they may make. ``numbers`` has the others."""
+    beyond: Mapping[Node, int]
+    """Per stop condition that a loop computes, how many further steps of that loop are needed once it holds."""
     results: Mapping[str, tuple[range, ...]]
-    """Per output, the steps that are handed out."""
+    """Per output, the steps that are handed out, or may be."""
+    blocks: Mapping[int, int]
+    """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
+    folds: Mapping[Node, Fold]
+    """Reductions that are put together block by block."""
 
     def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
         """The step of a node's dim that is computed at a step of the loop over it."""
@@ -125,108 +91,313 @@ class Schedule:
         return first, last + 1
 
 
-def schedule(graph: Graph, numbers: Mapping[Any, int]) -> Schedule:
-    """Loops for a graph, with its bounds' numbers."""
+def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
+    """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
+
+    ``blocks`` says of some dims how many steps are computed at once where all of them could be.
+    """
+    stopped = {dim.bound for dim in graph.stops}
+    fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
+    sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(numbers)}
+    if sizes:
+        # What has no order of steps in blocks is computed without them.
+        with contextlib.suppress(_TangledError):
+            return _schedule(graph, numbers, sizes)
+    return _schedule(graph, numbers, {})
+
+
+def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]) -> Schedule:
     relations = Relations(graph, numbers)
+    _check_starts(graph, relations.numbers)
     needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
     shifts: Shifts = {}
+    reads = [r for node in graph.nodes if node in needed for r in relations.reads(node)]
     dependences = tuple(
-        Dependence(Read(r.consumer, r.producer, r.relation.intersect_domain(needed[node]), r.index), numbers, shifts)
-        for node in graph.nodes
-        if node in needed
-        for r in relations.reads(node)
-        if r.producer in needed
+        Dependence(
+            Read(r.consumer, r.producer, r.relation.intersect_domain(needed[r.consumer]), r.index),
+            relations.numbers,
+            shifts,
+        )
+        for r in (*reads, *waits(relations))
+        if r.consumer in needed and r.producer in needed
     )
-    builder = _Builder(graph, numbers, needed, shifts)
+    limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
+    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes)
     exact = {node: dict(spans) for node, spans in builder.spans.items()}
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
     places = {node: frozenset(found) for node, found in builder.places.items()}
-    results = {name: _handed_out(relations, edge, exact) for name, edge in graph.outputs.items()}
-    return Schedule(tuple(trees), places, dependences, builder.spans, shifts, numbers, results)
+    results = {}
+    for name, edge in graph.outputs.items():
+        if graph.stops and edge.node.op is RECURRENT and edge.is_here:
+            # What is handed out is known when the program has run: a part of all that may be there.
+            results[name] = tuple(range(first, last + 1) for first, last in exact[edge.node].values())
+        else:
+            results[name] = handed_out(relations, numbers, edge)
+    beyond = {edge.node: _beyond(builder, dim, edge.node, needed) for dim, edge in graph.stops.items()}
+    return Schedule(
+        tuple(trees),
+        places,
+        dependences,
+        builder.spans,
+        shifts,
+        relations.numbers,
+        limits,
+        beyond,
+        results,
+        builder.blocks,
+        builder.folds,
+    )
 
 
-def _handed_out(
-    relations: Relations, edge: Edge, spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
-) -> tuple[range, ...]:
-    """All points where an output is defined, if they are a box; the steps of its dims otherwise."""
-    if edge.node.op is RECURRENT and edge.is_here:
-        own = spans[edge.node]
-        box = conjunction(part for d, (first, last) in own.items() for part in (d >= first, d <= last))
-        if relations.points(box, edge.domain).is_subset(relations.defined[edge.node]):
-            return tuple(range(first, last + 1) for first, last in own.values())
-    return tuple(range(d.bound.evaluate(relations.numbers)) for d in edge.domain)
+def _check_starts(graph: Graph, numbers: Mapping[Any, int]) -> None:
+    """Loops count steps from where dims start, which must not depend on when another dim stops."""
+    for d in graph.dims:
+        unknown = sorted(s.name for s in d.start.symbols() if s not in numbers)
+        if unknown:
+            raise ProgramError(
+                f"steps of {d.origin.name} are counted from {d.start}, but {unknown[0]} is not known before the run",
+                hint="compiled programs cannot have definitions that only start at a step that depends on a stop",
+            )
 
 
-@dataclass
-class _Group:
-    """Nodes that share a loop, or that stand in no further loop (``family`` None). In a ``tangled`` circle the order of
-    steps is not that of any dim; a ``sunk`` node is only in a loop because its readers are."""
+def _beyond(builder: _Builder, dim: Dim, stop: Node, needed: Mapping[Node, Points]) -> int:
+    """How many steps after the last one of a stopped dim something is still computed in the stop condition's loop:
+    ``x[T]``, or what is computed later than its own step says."""
+    loops = builder.places[stop]
+    most = 0
+    for node, places in builder.places.items():
+        if places & loops:
+            for d in (d for d in node.domain if d.origin is dim):
+                above = most_above(needed[node], d.name, str(dim.bound))
+                most = max(most, 0 if above is None else above + 1 + builder.offset(node, d))
+    return most
 
-    family: Dim | None
-    backwards: bool
-    nodes: list[Node]
-    tangled: bool = False
-    sunk: bool = False
+
+def _results_after_calls(order: Sequence[tuple[Node, Any]]) -> Iterator[tuple[Node, Any]]:
+    """Points in the same order, but the results of a host call next to it: they are there until the next one."""
+
+    def call_of(node: Node, point: Any) -> Any:
+        call = node.edges[0].node if node.op is HOST_RESULT else node
+        steps = dict(zip(node.domain, point, strict=True))
+        return call, tuple(steps[d] for d in call.attributes["sequence"])
+
+    results: dict[Any, list[tuple[Node, Any]]] = {}
+    for node, point in order:
+        if node.op is HOST_RESULT:
+            results.setdefault(call_of(node, point), []).append((node, point))
+    for node, point in order:
+        if node.op is not HOST_RESULT:
+            yield node, point
+        if node.op is HOST:
+            yield from results.get(call_of(node, point), ())
+
+
+class _TangledError(Exception):
+    """A circle inside a loop that no dim carries."""
 
 
 class _Builder:
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int], needed: Mapping[Node, Points], shifts: Shifts) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        numbers: Mapping[Any, int],
+        limits: Mapping[Any, tuple[int, int]],
+        needed: Mapping[Node, Points],
+        shifts: Shifts,
+        sizes: Mapping[Dim, int],
+    ) -> None:
         self.shifts = shifts
+        self.sizes = sizes
+        self.blocks: dict[int, int] = {}
+        self.folds: dict[Node, Fold] = {}
         self.graph = graph
         self.numbers = numbers
+        self.limits = limits
         self.places: dict[Node, set[Place]] = {}
         self.loops = 0
         # What is handed out while the program runs, and all that only it needs, is computed when its operands are.
-        self.at_once = set(reachable([e.node for e in (*graph.emits.values(), *graph.stops.values())], {}))
+        self.stops = {edge.node for edge in graph.stops.values()}
+        self.handed = {edge.node for edge in graph.emits.values()} | self.stops
+        self.at_once = set(reachable(list(self.handed), {}))
         self.spans = {
             node: {d: span(points, d.name) or (0, -1) for d in node.domain} for node, points in needed.items()
         }
 
-    def sequence(self, nodes: Sequence[Node], dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
-        """The trees that compute some nodes, inside the loops ``outer``."""
+    def sequence(
+        self,
+        nodes: Sequence[Node],
+        dependences: Sequence[Dependence],
+        outer: Place,
+        tiles: Mapping[Dim, int] = MappingProxyType({}),
+    ) -> list[Tree]:
+        """The trees that compute some nodes, inside the loops ``outer``, for blocks of the dims in ``tiles``."""
         inside = set(nodes)
         dependences = [d for d in dependences if d.consumer in inside and d.producer in inside]
         following: dict[Node, list[Node]] = {node: [] for node in nodes}
         for d in dependences:
             following[d.consumer].append(d.producer)
+        # Calls are made one by one, and their results are taken before the next one: a circle of their own.
+        calls = {n: self.unlooped(n, outer, tiles) for n in nodes if n.op is HOST}
+        for node in nodes:
+            if node.op is HOST_RESULT and calls.get(node.edges[0].node):
+                following[node.edges[0].node].append(node)
         units = []
         for component in components(following):
-            circle = len(component) > 1 or any(n in following[n] for n in component)
             ordered = sorted(component, key=lambda n: n.number)
-            units.append(self.carried(ordered, dependences) if circle else _Group(None, False, ordered))
-        self.sink(units, dependences)
+            ahead = next((calls[n] for n in ordered if calls.get(n)), [])
+            if len(component) > 1 or ahead or any(n in following[n] for n in component):
+                units.append(self.carried(ordered, dependences, ahead))
+            else:
+                units.append(Group(None, False, ordered))
+        groups = self.tiled(units, dependences, outer)
+        if groups is None:
+            self.sink(units, dependences)
+            groups = join(units, dependences)
         trees: list[Tree] = []
-        for group in _join(units, dependences):
+        for group in groups:
             if group.tangled:
-                trees.extend(self.point_by_point(group.nodes, outer))
+                if outer:
+                    raise _TangledError
+                trees.extend(self.point_by_point(group.nodes))
             elif group.family is None:
                 for node in group.nodes:
                     self.places.setdefault(node, set()).add(outer)
                     trees.append(self.compute(node, {}))
+            elif group.block:
+                trees.extend(self.block_loop(group, group.family, dependences, outer))
+            elif group.family in tiles:
+                trees.append(self.inner_loop(group, group.family, dependences, outer, tiles))
             else:
-                trees.extend(self.loop(group, group.family, dependences, outer))
+                trees.extend(self.loop_or_points(group, group.family, dependences, outer))
         return trees
 
-    def carried(self, circle: Sequence[Node], dependences: Sequence[Dependence]) -> _Group:
-        """The loop that a circle of nodes needs."""
+    def tiled(self, units: Sequence[Group], dependences: Sequence[Dependence], outer: Place) -> Sequence[Group] | None:
+        """Units in groups, some of which share blocks of a dim, if blocks are wanted of any that has no loop here."""
+        looped = {family for family, _ in outer}
+        own = {d.origin for unit in units if unit.family is None for node in unit.nodes for d in node.domain}
+        family = next((d for d in self.sizes if d in own and d not in looped), None)
+        if family is None:
+            return None
+        # What is delayed by half of all steps needs the stores of half of all steps.
+        most = family.bound.evaluate(self.numbers) // 2
+        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers)
+        for node, late in tiling.delays.items():
+            if late and node not in tiling.folds:
+                self.shifts[node, family] = self.shifts.get((node, family), 0) + late
+        for node, found in tiling.folds.items():
+            steps = (
+                start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family))
+                for edge, start in zip(node.edges, found.starts, strict=True)
+                if start is not None
+            )
+            self.folds[node] = replace(found, base=max(steps))
+        return tiling.groups
+
+    def block_loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
+        """The loop of a group in blocks: as many whole ones as there are, and what is left."""
+        self.loops += 1
+        self.blocks[self.loops] = group.block
+        here = (*outer, (family, self.loops))
+        pieces: list[Tree] = []
+        for start, stop, active in self.block_segments(group.nodes, family, group.block):
+            whole = start + (stop - start) // group.block * group.block
+            for first, last, block in ((start, whole, group.block), (whole, stop, stop - whole)):
+                if first < last:
+                    body = self.sequence(active, dependences, here, {family: block})
+                    body = [self.specialise(tree, family, first, last) for tree in body]
+                    pieces.append(Loop(family, first, last, False, tuple(body), block=block))
+        return pieces
+
+    def block_segments(self, nodes: Sequence[Node], family: Dim, block: int) -> list[tuple[int, int, list[Node]]]:
+        """The ranges of a loop in blocks over which the same nodes are active.
+
+        Most nodes may be computed for a few steps more than they are needed: whole blocks of all are better than a cut.
+        """
+        spans = {}
+        stops: dict[int, list[int]] = {}
+        for node in nodes:
+            if node in self.folds:
+                spans[node] = (self.folds[node].base, self.folds[node].base + self.folds[node].count)
+            else:
+                own = next(d for d in node.domain if d.origin is family)
+                low, high = self.spans[node][own]
+                offset = self.offset(node, own)
+                spans[node] = (low + offset, high + 1 + offset)
+                stops.setdefault(self.shifts.get((node, family), 0), []).append(high + 1 + offset)
+        first = min(low for low, _ in spans.values())
+        for node, (low, high) in spans.items():
+            if node.op is not HOST and node not in self.folds:
+                near = max(stop for stop in stops[self.shifts.get((node, family), 0)] if stop < high + block)
+                spans[node] = (first + (low - first) // block * block, near)
+        cuts = sorted({step for ends in spans.values() for step in ends})
+        pieces = []
+        for start, stop in itertools.pairwise(cuts):
+            active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
+            if active:
+                pieces.append((start, stop, active))
+                for node in active:
+                    if node not in self.folds:
+                        self.widen(node, family, start, stop)
+        return pieces
+
+    def inner_loop(
+        self,
+        group: Group,
+        family: Dim,
+        dependences: Sequence[Dependence],
+        outer: Place,
+        tiles: Mapping[Dim, int],
+    ) -> Tree:
+        """The loop of a group over the steps of the block around it."""
+        self.loops += 1
+        others = {d: block for d, block in tiles.items() if d is not family}
+        rest = self.uncarried(group, family, dependences)
+        body = self.sequence(group.nodes, rest, (*outer, (family, self.loops)), others)
+        return Loop(family, 0, tiles[family], group.backwards, tuple(body), inner=True)
+
+    def loop_or_points(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
+        """The loop of a group; if no order of steps is found for what is inside it, all its points without loops."""
+        if outer:
+            return self.loop(group, family, dependences, outer)
+        spans, shifts = {node: dict(found) for node, found in self.spans.items()}, dict(self.shifts)
+        with contextlib.suppress(_TangledError):
+            return self.loop(group, family, dependences, outer)
+        self.spans.update(spans)
+        self.shifts.clear()
+        self.shifts.update(shifts)
+        for node in group.nodes:
+            self.places.pop(node, None)
+        return self.point_by_point(group.nodes)
+
+    def unlooped(self, call: Node, outer: Place, tiles: Mapping[Dim, int]) -> list[Dim]:
+        """The dims over which a host call still needs a loop."""
+        looped = {family for family, _ in outer if family not in tiles}
+        return [d.origin for d in call.attributes["sequence"] if d.origin not in looped]
+
+    def carried(self, circle: Sequence[Node], dependences: Sequence[Dependence], ahead: Sequence[Dim]) -> Group:
+        """The loop that a circle of nodes needs; if it has a host call, one over the dims ``ahead`` in any case."""
         members = set(circle)
         inside = [d for d in dependences if d.consumer in members and d.producer in members]
         shared = set.intersection(*({d.origin for d in node.domain} for node in circle))
+        # A call is made for its whole batch.
+        shared -= {d.origin for node in circle if node.op is HOST for d in node.attributes["batch"]}
         for family in sorted(shared, key=lambda d: d.number):
             distances = [d.distance(family) for d in inside]
             for backwards in (False, True):
-                if all(_allowed(x, backwards) for x in distances) and any(not _stays(x, backwards) for x in distances):
-                    return _Group(family, backwards, list(circle))
+                if all(allowed(x, backwards) for x in distances) and any(not stays(x, backwards) for x in distances):
+                    return Group(family, backwards, list(circle))
         for family in sorted(shared, key=lambda d: d.number):
             for backwards in (False, True):
-                shifts = _shifts(inside, family, backwards)
+                shifts = delays(inside, family, backwards)
                 if shifts is not None:
                     self.shifts.update({(node, family): shift for node, shift in shifts.items() if shift})
-                    return _Group(family, backwards, list(circle))
-        return _Group(None, False, list(circle), tangled=True)
+                    return Group(family, backwards, list(circle))
+        if ahead and ahead[0] in shared and all(d.distance(ahead[0]) in (None, (0, 0)) for d in inside):
+            return Group(ahead[0], False, list(circle))
+        return Group(None, False, list(circle), tangled=True)
 
-    def point_by_point(self, circle: Sequence[Node], outer: Place) -> list[Tree]:
+    def point_by_point(self, circle: Sequence[Node]) -> list[Tree]:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
         members = set(circle)
         names = ", ".join(n.label for n in circle if n.name) or circle[0].label
@@ -235,16 +406,21 @@ class _Builder:
             f"please report this program:\n\n{self.graph}"
         )
         try:
-            order = [(node, point) for node, point in walk(self.graph, self.numbers) if node in members]
+            most = {**self.numbers, **{bound: limit for bound, (_, limit) in self.limits.items()}}
+            order = [(node, point) for node, point in walk(self.graph, most) if node in members]
         except CausalityError:
             raise failure from None
-        if outer or len(order) > MOST_UNROLLED:
+        # How many steps a dim makes may change the order.
+        open_ended = any(asked_for(self.graph, node) & set(self.limits) for node in circle)
+        if open_ended or len(order) > MOST_UNROLLED:
             raise failure
         trees: list[Tree] = []
-        for node, point in order:
+        for node, point in _results_after_calls(order):
             tree: Tree = self.compute(node, {})
-            place: Place = outer
-            for d, step in reversed(list(zip(node.domain, point, strict=True))):
+            place: Place = ()
+            together = node.attributes["batch"] if node.op is HOST else ()
+            steps = [(d, step) for d, step in zip(node.domain, point, strict=True) if d not in together]
+            for d, step in reversed(steps):
                 at = step + d.start.evaluate(self.numbers)
                 tree = Loop(d.origin, at, at + 1, False, (tree,))
                 self.loops += 1
@@ -253,7 +429,7 @@ class _Builder:
             trees.append(self._specialise(tree, {}))
         return trees
 
-    def sink(self, units: Sequence[_Group], dependences: Sequence[Dependence]) -> None:
+    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence]) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
         for all of its steps would cost memory and gain nothing."""
         unit_of = {node: unit for unit in units for node in unit.nodes}
@@ -263,17 +439,21 @@ class _Builder:
             reads.setdefault(d.consumer, []).append(d)
             readers.setdefault(d.producer, []).append(d)
 
-        def joins(node: Node, neighbours: Sequence[tuple[Node, Dependence]]) -> _Group | None:
-            """The loop in which all these neighbours are read at the same step, if there is one."""
+        def joins(node: Node, neighbours: Sequence[tuple[Node, Dependence]], exactly: bool = True) -> Group | None:
+            """The loop in which all these neighbours are read, at the same step or at most at earlier ones."""
             loops = [unit_of[other] for other, _ in neighbours if unit_of[other].family is not None]
             if not loops:
                 return None
             group = loops[0]
             inside = [d for other, d in neighbours if unit_of[other].family is not None]
+
+            def near(distance: Distance) -> bool:
+                return distance == (0, 0) if exactly else allowed(distance, group.backwards)
+
             fits = (
-                all(_same_kind(group, loop) for loop in loops)
+                all(same_kind(group, loop) for loop in loops)
                 and any(d.origin is group.family for d in node.domain)
-                and all(group.family is not None and d.distance(group.family) == (0, 0) for d in inside)
+                and all(group.family is not None and near(d.distance(group.family)) for d in inside)
             )
             return group if fits else None
 
@@ -281,10 +461,10 @@ class _Builder:
             (node, *others) = unit.nodes
             if unit.family is None and not others and not unit.tangled:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
-                group = joins(node, operands)
+                at_once = node in self.at_once or node.op is HOST_RESULT
+                group = joins(node, operands, exactly=node not in self.handed)
                 largest = max((self.bytes(p) for p, _ in operands), default=0)
                 shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node)
-                at_once = node in self.at_once or node.op is HOST_RESULT
                 if group is not None and (at_once or shrinks or largest > KEEP_BYTES):
                     unit.family, unit.backwards = group.family, group.backwards
         for unit in reversed(units):
@@ -300,25 +480,31 @@ class _Builder:
         """What all values of a node take."""
         spans = self.spans[node]
         steps = math.prod(max(last - first + 1, 0) for first, last in spans.values())
-        sizes = (interval(as_expr(s).substitute(self.numbers), spans)[1] for s in node.shape)
+        ranges = {**self.limits, **spans}
+        sizes = (interval(as_expr(s).substitute(self.numbers), ranges)[1] for s in node.shape)
         return steps * math.prod(sizes) * node.dtype.itemsize
 
-    def loop(self, group: _Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
+    def loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group, cut where other nodes or cases become active."""
-        members = set(group.nodes)
-        rest = [
-            d
-            for d in dependences
-            if d.consumer in members and d.producer in members and _stays(d.distance(family), group.backwards)
-        ]
+        rest = self.uncarried(group, family, dependences)
         self.loops += 1
         here = (*outer, (family, self.loops))
         pieces: list[Tree] = []
         for start, stop, active in self.segments(group.nodes, family):
             body = self.sequence(active, rest, here)
             body = [self.specialise(tree, family, start, stop) for tree in body]
-            pieces.append(Loop(family, start, stop, group.backwards, tuple(body)))
+            until = None if group.backwards else next((node for node in active if node in self.stops), None)
+            pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until))
         return pieces[::-1] if group.backwards else pieces
+
+    def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
+        """The reads among the nodes of a loop that may stay within one iteration."""
+        members = set(group.nodes)
+        return [
+            d
+            for d in dependences
+            if d.consumer in members and d.producer in members and stays(d.distance(family), group.backwards)
+        ]
 
     def segments(self, nodes: Sequence[Node], family: Dim) -> list[tuple[int, int, list[Node]]]:
         """The ranges of a loop over which the same nodes are active."""
@@ -340,7 +526,7 @@ class _Builder:
             active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
             if active:
                 pieces.append((start, stop, active))
-        pieces = _merged(pieces)
+        pieces = merged(pieces)
         for start, stop, active in pieces:
             for node in active:
                 self.widen(node, family, start, stop)
@@ -376,8 +562,8 @@ class _Builder:
     def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node)
-        known = dict(self.spans[node])
+            return Compute(node, fold=self.folds.get(node))
+        known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
                 start = self.offset(node, d)
@@ -398,137 +584,5 @@ class _Builder:
     def _specialise(self, tree: Tree, ranges: Mapping[Dim, tuple[int, int]]) -> Tree:
         if isinstance(tree, Compute):
             return self.compute(tree.node, ranges)
-        inner = {**ranges, tree.dim: (tree.start, tree.stop - 1)}
-        body = tuple(self._specialise(t, inner) for t in tree.body)
-        return Loop(tree.dim, tree.start, tree.stop, tree.backwards, body)
-
-
-def _shifts(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> dict[Node, int] | None:
-    """By how many steps to delay the nodes of a circle so that no read of it looks ahead, if that can be done.
-
-    ``h[t + 1] = f(c[t + 1])`` reads f one step back, and f reads c one step ahead: computed one step later, f reads
-    both where they are. (Retiming: shortest paths over the steps that each read looks back.)
-    """
-    sign = -1 if backwards else 1
-    edges = []
-    for d in dependences:
-        steps = d.unshifted(family)
-        if steps is None:
-            continue
-        back = steps[1] if backwards else steps[0]
-        if back is None:
-            return None
-        edges.append((d.consumer, d.producer, sign * back))
-    shift = {node: 0 for consumer, producer, _ in edges for node in (consumer, producer)}
-    for _ in range(len(shift) + 1):
-        late = [(p, shift[c] + back) for c, p, back in edges if shift[c] + back < shift[p]]
-        if not late:
-            break
-        for node, most in late:
-            shift[node] = min(shift[node], most)
-    else:
-        return None
-    if all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
-        return None
-    # Tensors with names keep their own steps where they can.
-    named = [shift[node] for node in shift if node.op is RECURRENT] or [0]
-    return {node: sign * (steps - max(named)) for node, steps in shift.items()}
-
-
-def _allowed(distance: Distance, backwards: bool) -> bool:
-    """Whether a loop in this direction has what a read needs by the time it is needed."""
-    if distance is None:
-        return True
-    low, high = distance
-    return (high is not None and high <= 0) if backwards else (low is not None and low >= 0)
-
-
-def _stays(distance: Distance, backwards: bool) -> bool:
-    """Whether a read may stay within one iteration of a loop."""
-    if distance is None:
-        return False
-    low, high = distance
-    return low is None or high is None or low <= 0 <= high
-
-
-def _merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, list[Node]]]:
-    """Join neighbouring ranges unless one has much less to do: a copy of a large loop body is not worth it."""
-    result: list[tuple[int, int, list[Node]]] = []
-    for start, stop, active in pieces:
-        if result and result[-1][1] == start:
-            before = result[-1][2]
-            small, large = sorted((len(before), len(active)))
-            if _hosts(before) != _hosts(active):  # a call is made at its own steps and at no others
-                result.append((start, stop, active))
-                continue
-            if set(before) == set(active) or small > max(8, large // 4):
-                union = sorted({*before, *active}, key=lambda n: n.number)
-                result[-1] = (result[-1][0], stop, union)
-                continue
-        result.append((start, stop, active))
-    return result
-
-
-def _hosts(nodes: Sequence[Node]) -> set[Node]:
-    return {node for node in nodes if node.op is HOST}
-
-
-def _join(units: Sequence[_Group], dependences: Sequence[Dependence]) -> list[_Group]:
-    """Put units, each after what it needs, into as few groups as their kinds and reads allow."""
-    groups: list[_Group] = []
-    place: dict[Node, int] = {}
-    reads: dict[Node, list[Dependence]] = {}
-    for d in dependences:
-        reads.setdefault(d.consumer, []).append(d)
-    for unit in units:
-        earliest = 0
-        members = set(unit.nodes)
-        for d in (d for node in unit.nodes for d in reads.get(node, ())):
-            if d.producer in members:
-                continue
-            at = place[d.producer]
-            together = _same_kind(groups[at], unit) and (
-                unit.family is None or _allowed(d.distance(unit.family), unit.backwards)
-            )
-            earliest = max(earliest, at if together else at + 1)
-        fitting = (n for n in range(earliest, len(groups)) if _same_kind(groups[n], unit))
-        at = next(fitting, len(groups))
-        if at == len(groups):
-            groups.append(_Group(unit.family, unit.backwards, []))
-        groups[at].nodes.extend(unit.nodes)
-        groups[at].tangled = unit.tangled
-        place.update(dict.fromkeys(unit.nodes, at))
-    # What was sunk into a loop goes where its readers went, which may be later than it could be.
-    for unit in reversed(units):
-        if unit.sunk:
-            (node,) = unit.nodes
-            at = min((place[d.consumer] for d in dependences if d.producer is node), default=place[node])
-            if at != place[node] and _same_kind(groups[at], unit):
-                groups[place[node]].nodes.remove(node)
-                groups[at].nodes.insert(0, node)
-                place[node] = at
-    return [group for group in groups if group.nodes]
-
-
-def _same_kind(a: _Group, b: _Group) -> bool:
-    return a.family is b.family and a.backwards == b.backwards and not (a.tangled or b.tangled)
-
-
-def decide(condition: Condition, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
-    """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
-    match condition:
-        case And():
-            parts = [decide(p, ranges, numbers) for p in condition.parts]
-            return False if False in parts else None if None in parts else True
-        case Or():
-            parts = [decide(p, ranges, numbers) for p in condition.parts]
-            return True if True in parts else None if None in parts else False
-        case Not():
-            truth = decide(condition.condition, ranges, numbers)
-            return None if truth is None else not truth
-        case AtLeastZero() | EqualsZero():
-            low, high = interval(condition.expr.substitute(numbers), ranges)
-            if isinstance(condition, AtLeastZero):
-                return True if low >= 0 else False if high < 0 else None
-            return True if low == high == 0 else False if low > 0 or high < 0 else None
-    return bool(condition)
+        inner = ranges if tree.inner else {**ranges, tree.dim: (tree.start, tree.stop - 1)}
+        return replace(tree, body=tuple(self._specialise(t, inner) for t in tree.body))

@@ -1,16 +1,21 @@
 """What runs: a tree of loops.
 
 Tree  ::= Loop | Compute
-Loop  ::= for dim in start .. stop (forwards or backwards): Tree*
-Compute ::= a node, at the point that the loops around it are at, for all steps of its other dims at once
+Loop  ::= for dim in start .. stop (forwards or backwards; or until a node of it holds): Tree*
+        | for blocks of dim in start .. stop: Tree*
+        | for the steps of dim in the block around: Tree*
+Compute ::= a node, at the point and in the blocks that the loops around it are at, for all steps of its other dims at
+            once; or (a fold) the share that a block has in a reduction over all of them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tempo.graph.node import Node
+from tempo.schedule.folds import Fold
 from tempo.symbolic import Dim
 
 
@@ -20,6 +25,7 @@ class Compute:
 
     node: Node
     cases: tuple[int, ...] = ()
+    fold: Fold | None = None
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,36 @@ class Loop:
     stop: int
     backwards: bool
     body: tuple[Tree, ...]
+    until: Node | None = None
+    """A stop condition that the body computes: the loop ends early once it has held."""
+    block: int = 0
+    """How many steps the body computes at once, if it computes blocks."""
+    inner: bool = False
+    """Whether the steps are those of the block around the loop."""
 
     @property
     def steps(self) -> range:
-        steps = range(self.start, self.stop)
+        steps = range(self.start, self.stop, self.block or 1)
         return steps[::-1] if self.backwards else steps
+
+    def cut(self, steps: range) -> Loop:
+        """The loop with some of its steps only."""
+        return replace(self, start=min(steps), stop=max(steps) + (self.block or 1))
+
+    def at(self, step: Any, outside: Any = None) -> Any:
+        """What nodes are computed at, at one of ``steps``: a step, or a block of them; ``outside`` is the block around
+        an inner loop."""
+        if self.block:
+            return BlockSteps(step, self.block)
+        return outside.start + step if self.inner else step
+
+
+@dataclass(frozen=True)
+class BlockSteps:
+    """``length`` steps from ``start`` on, which may be traced."""
+
+    start: Any
+    length: int
 
 
 Tree = Loop | Compute
@@ -57,11 +88,19 @@ def show(trees: Sequence[Tree], indent: str = "") -> str:
             steps = f"{tree.start} .. {tree.stop - 1}"
             if tree.backwards:
                 steps = f"{tree.stop - 1} .. {tree.start}, backwards"
-            once = tree.stop - tree.start == 1
-            head = f"at {tree.dim.name} = {tree.start}:" if once else f"for {tree.dim.name} in {steps}:"
+            name = tree.dim.name
+            until = f", until {tree.until.label}" if tree.until else ""
+            if tree.inner:
+                head = f"for {name} in the block:"
+            elif tree.block:
+                head = f"for {name} in {steps}, {'all' if len(tree.steps) == 1 else tree.block} at once:"
+            else:
+                once = tree.stop - tree.start == 1
+                head = f"at {name} = {tree.start}:" if once else f"for {name} in {steps}{until}:"
             lines += [indent + head, show(tree.body, indent + "    ")]
         else:
             reads = ", ".join(map(str, tree.node.edges))
             cases = f" (case {', '.join(str(c + 1) for c in tree.cases)})" if tree.cases else ""
-            lines.append(f"{indent}{tree.node.label} = {tree.node.op.name}({reads}){cases}")
+            share = " (block by block)" if tree.fold else ""
+            lines.append(f"{indent}{tree.node.label} = {tree.node.op.name}({reads}){cases}{share}")
     return "\n".join(lines)

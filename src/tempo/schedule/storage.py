@@ -7,13 +7,15 @@ them in a circle, or none where a step's value is only used within the same iter
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tempo.graph.node import Graph, Node
+from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST
-from tempo.schedule.loops import Dependence, Place, Schedule
+from tempo.schedule.dependences import Dependence, Distance
+from tempo.schedule.loops import Place, Schedule
+from tempo.schedule.peak import peak_bytes
 from tempo.symbolic import Dim, Expr, as_expr
 from tempo.symbolic.intervals import interval
 
@@ -53,7 +55,20 @@ class Latest:
         return "one value"
 
 
-Keeping = Steps | Window | Latest
+@dataclass(frozen=True)
+class Present:
+    """Only the values of the present block of a loop, which has at most ``size`` steps."""
+
+    size: int
+
+    def slot(self, step: int) -> int:
+        return step % self.size
+
+    def __str__(self) -> str:
+        return f"block of {self.size}"
+
+
+Keeping = Steps | Window | Latest | Present
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,10 @@ class Store:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.node.dtype.itemsize
 
+    def outlives(self, family: Dim) -> bool:
+        """Whether values are kept beyond an iteration of the loop over a dim."""
+        return any(d.origin is family and not isinstance(kept, Latest | Present) for d, kept in self.dims.items())
+
     def __str__(self) -> str:
         kept = ", ".join(f"{d.name}: {k}" for d, k in self.dims.items())
         return (
@@ -82,13 +101,15 @@ class Store:
 
 @dataclass(frozen=True)
 class Storage:
-    """The stores of a program."""
+    """The stores of a program, and the most bytes that it takes at the same time."""
 
     stores: Mapping[Node, Store]
+    peak: int = 0
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
-        return "\n".join([*lines, f"total: {sum(s.bytes for s in self.stores.values()):,} bytes"])
+        lines.append(f"total: {sum(s.bytes for s in self.stores.values()):,} bytes")
+        return "\n".join([*lines, f"peak: {self.peak:,} bytes"])
 
 
 def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -> Storage:
@@ -106,11 +127,19 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            kept[d] = whole if node in results else _keeping(d, node, readers.get(node, ()), schedule.places) or whole
-        boxes = {d: (start, stop - 1) for d, (start, stop) in ranges.items()}
-        value = tuple(extent(size, boxes, numbers) for size in node.shape)
+            kept[d] = whole if node in results else _keeping(d, node, readers.get(node, ()), schedule) or whole
+        boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
+        value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
-    return Storage(stores)
+    outputs = {name: _output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
+    return Storage(stores, peak_bytes(graph, schedule, stores, outputs))
+
+
+def _output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
+    """What an output takes: of a dim that stops on data, at most."""
+    steps = [len(span) for span in schedule.results[name]]
+    sizes = (extent(size, schedule.open, schedule.numbers) for size in edge.shape)
+    return math.prod((*steps, *sizes)) * edge.dtype.itemsize
 
 
 def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
@@ -118,30 +147,64 @@ def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Map
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 
-def _keeping(
-    dim: Dim, node: Node, readers: list[Dependence] | tuple[()], places: Mapping[Node, frozenset[Place]]
-) -> Keeping | None:
+def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Schedule) -> Keeping | None:
     """How few steps of a dim will do: None for all of them."""
     family = dim.origin
-    own = {_loop(place, family) for place in places[node]}
-    if None in own or len(own) != 1:
+    own = {_loops(place, family) for place in schedule.places[node]}
+    if () in own or len({path[0] for path in own}) != 1:
         return None
+    loops = next(iter(own))
+    block = schedule.blocks.get(loops[0], 0)
     furthest = 0
+    whole_blocks = len({len(path) for path in own}) > 1
+    around = {f for place in schedule.places[node] for f in _outside(place, family) if _varies(node, f)}
     for d in readers:
-        theirs = {_loop(place, family) for place in places.get(d.consumer, ())}
+        theirs = {_loops(place, family) for place in schedule.places.get(d.consumer, ())}
         if not theirs:
             continue
-        if theirs != own:
+        if any(path[:1] != loops[:1] for path in theirs):
             return None
-        distance = d.distance(family)
+        # Another iteration of a loop around this one reads all that this one has computed.
+        if any(_distance(d, outer, schedule) not in (None, (0, 0)) for outer in around):
+            return None
+        # A loop over the steps of a block has done all of them when others of the block read what it has computed.
+        whole_blocks = whole_blocks or not theirs <= own
+        distance = _distance(d, family, schedule)
         if distance is None:
             continue
         low, high = distance
         if low is None or high is None:
             return None
         furthest = max(furthest, abs(low), abs(high))
+    if block and (whole_blocks or len(loops) == 1):
+        if furthest == 0 and not whole_blocks:
+            return Present(block)
+        return Window(-(-(furthest + block) // block) * block)
     return Window(furthest + 1) if furthest else Latest()
 
 
-def _loop(place: Place, family: Dim) -> int | None:
-    return dict(place).get(family)
+def _outside(place: Place, family: Dim) -> list[Dim]:
+    """The dims of the loops around those over a dim."""
+    dims = [d for d, _ in place]
+    return dims[: dims.index(family)]
+
+
+def _varies(node: Node, family: Dim) -> bool:
+    return any(d.origin is family for d in node.domain)
+
+
+def _loops(place: Place, family: Dim) -> tuple[int, ...]:
+    """The numbers of the loops over a dim: two where one is over the steps of the other's blocks."""
+    return tuple(number for d, number in place if d is family)
+
+
+def _distance(d: Dependence, family: Dim, schedule: Schedule) -> Distance:
+    fold = schedule.folds.get(d.consumer)
+    if fold is None or fold.family is not family:
+        return d.distance(family)
+    found = []
+    for edge, start in zip(d.consumer.edges, fold.starts, strict=True):
+        if edge.node is d.producer and start is not None:
+            own = next(e for e in d.producer.domain if e.origin is family)
+            found.append(fold.base - start + schedule.own_step(d.producer, own, 0))
+    return min(found), max(found)

@@ -17,7 +17,10 @@ from tempo.symbolic.expr import Expr, ExprLike, Symbol, as_expr, linear
 class Condition:
     """A predicate on the points of a domain, canonical and immutable."""
 
-    __slots__ = ()
+    __slots__ = ("_hash", "_inverse")
+
+    _hash: int
+    _inverse: Condition
 
     def _key(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -42,13 +45,25 @@ class Condition:
         return disjunction([self, other]) if isinstance(other, Condition) else NotImplemented
 
     def __invert__(self) -> Condition:
-        return self.negated()
+        # Kept, both ways: every ``and`` and ``or`` asks whether it holds a condition and its opposite, and the
+        # opposites of nested ones would otherwise be made anew at every level.
+        try:
+            return self._inverse
+        except AttributeError:
+            self._inverse = self.negated()
+            if not hasattr(self._inverse, "_inverse"):
+                self._inverse._inverse = self
+            return self._inverse
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Condition) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = hash(self._key())
+            return self._hash
 
     def __bool__(self) -> bool:
         if self is TRUE or self is FALSE:
@@ -90,6 +105,7 @@ class _Constant(Condition):
 
 TRUE: Condition = _Constant(True)
 FALSE: Condition = _Constant(False)
+TRUE._inverse, FALSE._inverse = FALSE, TRUE
 
 
 class AtLeastZero(Condition):

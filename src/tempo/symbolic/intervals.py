@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tempo.errors import IndexExpressionError
+from tempo.symbolic.condition import And, AtLeastZero, Condition, EqualsZero, Not, Or
 from tempo.symbolic.expr import (
     Bound,
     Expr,
@@ -67,6 +68,26 @@ def interval(expr: ExprLike, numeric_ranges: Mapping[Any, tuple[int, int]]) -> t
         raise ValueError(f"no range is given for {', '.join(missing)} in {expr}")
     low, high = extremes(expr, numeric_ranges)
     return low.constant, high.constant
+
+
+def decide(condition: Condition, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
+    """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
+    match condition:
+        case And():
+            parts = [decide(p, ranges, numbers) for p in condition.parts]
+            return False if False in parts else None if None in parts else True
+        case Or():
+            parts = [decide(p, ranges, numbers) for p in condition.parts]
+            return True if True in parts else None if None in parts else False
+        case Not():
+            truth = decide(condition.condition, ranges, numbers)
+            return None if truth is None else not truth
+        case AtLeastZero() | EqualsZero():
+            low, high = interval(condition.expr.substitute(numbers), ranges)
+            if isinstance(condition, AtLeastZero):
+                return True if low >= 0 else False if high < 0 else None
+            return True if low == high == 0 else False if low > 0 or high < 0 else None
+    return bool(condition)
 
 
 def at_least(expr: ExprLike, other: ExprLike) -> bool:

@@ -128,14 +128,30 @@ def sample(points: isl.Set) -> dict[str, int] | None:
 
 
 def span(points: isl.Set, name: str) -> tuple[int, int] | None:
-    """The least and the greatest value of a dim over a bounded set; None where the set is empty."""
-    function = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.space), _set, _position(points, _set, name))
-    ends = _ends(points, function)
+    """The least and the greatest value of a dim over a bounded set and over all values of its parameters; None where
+    the set is empty."""
+    ends = _ends(points, _variable(points, name))
     if ends is None:
         return None
     low, high = ends
     assert low is not None and high is not None, f"{name} is unbounded"
     return low, high
+
+
+def most_above(points: isl.Set, name: str, parameter: str) -> int | None:
+    """The greatest difference between a dim and a parameter, which is at least 1, over a bounded set; None where the
+    set is empty."""
+    position = points.find_dim_by_name(_param, parameter)
+    function = _variable(points, name)
+    space = isl.LocalSpace.from_space(points.space)
+    least = isl.Aff.zero_on_domain(space).add_constant_val(1)
+    of = isl.Aff.var_on_domain(space, _param, position) if position >= 0 else least
+    ends = _ends(points, function.sub(of))
+    return None if ends is None else ends[1]
+
+
+def _variable(points: isl.Set, name: str) -> isl.Aff:
+    return isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.space), _set, _position(points, _set, name))
 
 
 def deltas_sign(relation: isl.Map, consumer_dim: str, producer_dim: str) -> tuple[int | None, int | None] | None:

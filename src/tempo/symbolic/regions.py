@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tempo.errors import IndexExpressionError
-from tempo.symbolic.condition import FALSE, TRUE, And, AtLeastZero, Condition, Not, Or, conjunction, disjunction, equal
+from tempo.symbolic.condition import (
+    FALSE,
+    TRUE,
+    And,
+    AtLeastZero,
+    Condition,
+    EqualsZero,
+    Not,
+    Or,
+    conjunction,
+    disjunction,
+    equal,
+)
 from tempo.symbolic.expr import Dim, Expr, constant
 from tempo.symbolic.intervals import at_least, extremes
 
@@ -22,6 +34,17 @@ def inverse(item: Expr, q: Dim, unsolved: set[Dim]) -> tuple[Dim, Expr, Conditio
     value = (q - offset) if factor > 0 else (offset - q)
     size = abs(factor)
     return dims[0], value // size, equal(value % size, 0)
+
+
+def pinned(condition: Condition, domain: Sequence[Dim]) -> Iterator[tuple[Dim, Expr]]:
+    """The dims that have one fixed step wherever a condition holds."""
+    for part in condition.parts if isinstance(condition, And) else (condition,):
+        if isinstance(part, EqualsZero):
+            for d in domain:
+                factor = dict(part.expr.terms).get(d, 0)
+                step = -factor * (part.expr - factor * d)
+                if factor in (1, -1) and not any(isinstance(s, Dim) for s in step.symbols()):
+                    yield d, step
 
 
 def within(condition: Condition, domain: Sequence[Dim]) -> Condition:

@@ -7,8 +7,8 @@ the exact walk does, (e) its gradients are those of finite differences, (f) comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,20 @@ from tempo.testing.broken import BREAKINGS
 from tempo.testing.choices import Choices
 from tempo.testing.compiled import check_compiled
 from tempo.testing.differences import check_gradients
-from tempo.testing.meaning import Meaning
+from tempo.testing.hosts import Calls, recorded
+from tempo.testing.meaning import Meaning, opaque
 from tempo.testing.recipe import Built, Recipe, build, depends, execute, places
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.stops import stopped
-from tempo.testing.syntax import Apply, Draw, Gradients, Let, Output, Stop, defines, expressions, parts, used
+from tempo.testing.syntax import Apply, Draw, Host, Output, Stop, defines, expressions, parts, used
 
 Array = np.ndarray[Any, Any]
 
 # How far two results may be apart, relative to the largest number in them.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 1e-1}
+
+# How much of an error is shown.
+MOST_CHARACTERS = 2000
 
 
 class CheckError(Exception):
@@ -46,7 +50,8 @@ class CheckError(Exception):
         self.recipe = recipe
         self.reason = reason
         kind = type(reason).__name__ if isinstance(reason, BaseException) else "wrong"
-        super().__init__(f"{check}: {kind}: {reason}")
+        # An error may show a node with everything that it depends on.
+        super().__init__(f"{check}: {kind}: {str(reason)[:MOST_CHARACTERS]}")
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -56,22 +61,29 @@ class CheckError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe, the program built of it, and its results."""
+    """A recipe, the program built of it, its results and the calls of host functions that were made for them."""
 
     recipe: Recipe
     built: Built
     result: Result
+    calls: Calls
 
 
-def check(recipe: Recipe, choices: Choices) -> None:
-    """Raise ``CheckError`` for the first check that the recipe does not pass."""
+def check(recipe: Recipe, choices: Choices, backends: Sequence[str] | None = None) -> frozenset[str]:
+    """Raise ``CheckError`` for the first check that the recipe does not pass.
+
+    It is compiled with each of the ``backends``; if none are named, every other recipe is, with one chosen at random.
+    The result has "compiled" or "refused" for every backend: "jax compiled".
+    """
     run = evaluated(recipe, "evaluate")
     check_meaning(run)
+    if backends is None:
+        # XLA takes about as long as everything else here.
+        backends = (("jax" if choices.boolean(0.05) else "numpy"),) if choices.boolean(0.5) else ()
+    facts = frozenset(f"{b} {'compiled' if check_backend(run, b, choices) else 'refused'}" for b in backends)
     if any(isinstance(s, Stop) for s in recipe.statements):
-        return
-    if choices.boolean(0.5):
-        graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
-        guarded("compile", recipe, lambda: check_compiled(graph, bounds, inputs, run.result, choices))
+        check_stopped(run)
+        return facts
     if recipe.smooth:
         guarded("gradients", recipe, lambda: check_gradients(recipe, run.result, choices))
     # Each costs about as much as everything above: one of them is enough for one program.
@@ -79,6 +91,18 @@ def check(recipe: Recipe, choices: Choices) -> None:
         check_rewrites(run, choices)
     else:
         check_broken(recipe, choices)
+    return facts
+
+
+def check_backend(run: Run, backend: str, choices: Choices) -> bool:
+    """Whether a backend compiles the program; if so, to what the oracle says."""
+    graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
+    compiled: bool = guarded(
+        f"compile {backend}",
+        run.recipe,
+        lambda: check_compiled(graph, bounds, inputs, run.result, run.calls, backend, choices),
+    )
+    return compiled
 
 
 def guarded(check: str, recipe: Recipe, action: Any) -> Any:
@@ -105,8 +129,9 @@ def evaluated(recipe: Recipe, check: str, analyse: bool = True) -> Run:
     if analyse:
         guarded(f"{check}: analyse", recipe, lambda: built.program.check(built.bounds))
     graph, inputs = built.program.graph, inputs_of(built)
-    result = guarded(f"{check}: run", recipe, lambda: evaluate(graph, built.bounds, inputs))
-    return Run(recipe, built, result)
+    with recorded() as calls:
+        result = guarded(f"{check}: run", recipe, lambda: evaluate(graph, built.bounds, inputs))
+    return Run(recipe, built, result, calls)
 
 
 def check_types(recipe: Recipe, namespace: Mapping[str, Any], check: str) -> None:
@@ -136,8 +161,12 @@ def check_meaning(run: Run) -> None:
     """The results are finite, and what the recipe says they are."""
     recipe, outputs = run.recipe, run.result.outputs
     known = {name: outputs[name] for name in opaque(recipe) if name in outputs}
-    made = guarded("meaning", recipe, lambda: stopped(recipe, run.built.inputs))
+    made = guarded("meaning", recipe, lambda: stopped(recipe, run.built.inputs, known))
     meaning = Meaning(made, run.built.inputs, known)
+    for call in host_calls(recipe):
+        made_at, wanted_at = [point for name, point in run.calls if name == call.name], meaning.calls(call)
+        if made_at != wanted_at:
+            raise CheckError("meaning", recipe, f"{call.name} is called at {made_at}, not at {wanted_at}")
     for s in recipe.statements:
         if not isinstance(s, Output):
             continue
@@ -158,15 +187,8 @@ def check_meaning(run: Run) -> None:
                 raise CheckError("meaning", recipe, f"output {s.name} {problem}")
 
 
-def opaque(recipe: Recipe) -> set[str]:
-    """The tensors whose values only a run can tell: random draws and gradients."""
-    names: set[str] = set()
-    for s in recipe.statements:
-        if isinstance(s, Gradients):
-            names.update(s.names)
-        elif isinstance(s, Let) and isinstance(s.value, Draw):
-            names.add(s.name)
-    return names
+def host_calls(recipe: Recipe) -> list[Host]:
+    return [p for s in recipe.statements for e in expressions(s) for p in parts(e) if isinstance(p, Host)]
 
 
 def tolerance(recipe: Recipe, statement: Output) -> float:
@@ -174,7 +196,9 @@ def tolerance(recipe: Recipe, statement: Output) -> float:
     names = used(statement) | depends(recipe.statements, used(statement))
     concerned = [s for s in recipe.statements if names & set(defines(s))]
     found = {type.dtype for name, type in recipe.types().items() if name in names}
-    found |= {p.dtype for s in concerned for e in expressions(s) for p in parts(e) if isinstance(p, Apply | Draw)}
+    found |= {
+        p.dtype for s in concerned for e in expressions(s) for p in parts(e) if isinstance(p, Apply | Draw | Host)
+    }
     return max(TOLERANCES.get(dtype, 0.0) for dtype in found)
 
 
@@ -193,6 +217,25 @@ def difference(found: Array, wanted: Array, tolerance: float) -> str:
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     return f"is {a[at]} at {at}, not {b[at]}"
+
+
+def check_stopped(run: Run) -> None:
+    """A program that stops is the one whose bound is the number of steps that were made, gradients and all."""
+    known = {name: array for name, array in run.result.outputs.items() if name in opaque(run.recipe)}
+    made = stopped(run.recipe, run.built.inputs, known)
+    plain = replace(made, statements=tuple(s for s in made.statements if not isinstance(s, Stop)))
+    built = guarded("stopped: build", plain, lambda: build(plain))
+    numbers = {d.name: d.bound for d in plain.dims}
+    given = {
+        s.name: run.built.inputs[s.name][tuple(slice(numbers[d]) for d in s.type.domain)] for s in run.recipe.inputs
+    }
+    inputs = inputs_of(Built(built.program, built.bounds, given))
+    result = guarded("stopped: run", plain, lambda: evaluate(built.program.graph, built.bounds, inputs))
+    for s in plain.statements:
+        if isinstance(s, Output) and not s.emit:
+            problem = difference(run.result.outputs[s.name], result.outputs[s.name], tolerance(plain, s))
+            if problem:
+                raise CheckError("stopped", run.recipe, f"output {s.name} {problem}")
 
 
 # -- (c) rewritten ----------------------------------------------------------------------------------------

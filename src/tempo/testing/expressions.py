@@ -82,7 +82,7 @@ class Expressions(Reader):
                 "reduced",
                 "reduced",
                 "reduced",
-            ] + ["chosen", "contracted", "taken", "converted", "rearranged", "attended", "positive"]
+            ] + ["chosen", "contracted", "taken", "converted", "rearranged", "attended", "positive", "convolved"]
         if dtype == "int32":
             return ["leaf", "steps", "whole", "whole", "reduced", "taken", "chosen", "rearranged"] + (
                 ["steps"] if self.smooth else ["converted", "position", "position", "position"]
@@ -402,6 +402,31 @@ class Expressions(Reader):
             subscripts = f"{letters[:split]}k,k{letters[split:]}->{letters}"
             return self.apply("einsum", [a, b], shape, dtype, bound, subscripts=subscripts)
         return self.apply("@", [a, b], shape, dtype, bound)
+
+    def _convolved(self, scope: Scope, shape: Shape, dtype: str, depth: int) -> Value:
+        """A window that moves over a sequence, or over an image."""
+        flat = math.prod(size for size in shape if isinstance(size, int))
+        rank = self.choices.integer(1, 2) if len(shape) == 2 else 1
+        # With two axes, the first one may be the outputs.
+        outputs = shape[0] if rank == 1 and len(shape) == 2 else 1
+        assert isinstance(outputs, int)
+        places = shape if rank == 2 else (flat // outputs,)
+        channels, width = self.choices.integer(1, 2), self.choices.integer(1, 2)
+        stride, dilation = self.choices.integer(1, 2), self.choices.integer(1, 2)
+        groups = channels if outputs % channels == 0 and self.choices.boolean(0.3) else 1
+        lengths = [(n - 1) * stride + dilation * (width - 1) + 1 for n in places if isinstance(n, int)]
+        padding = int(min(lengths) > 2 and self.choices.boolean(0.3))
+        x_shape = (1, channels, *(n - 2 * padding for n in lengths))
+        w_shape = (outputs, channels // groups, *(width for _ in places))
+        operands = []
+        for wanted in (x_shape, w_shape):
+            row = self.value(scope, (math.prod(wanted),), dtype, depth)
+            operands.append(self.apply("reshape", [row], wanted, dtype, row.bound, shape=wanted))
+        x, w = operands
+        bound = channels * width**rank * x.bound * w.bound
+        how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        found = self.apply(f"conv{rank}d", [x, w], (1, outputs, *places), dtype, bound, **how)
+        return self.apply("reshape", [found], shape, dtype, bound, shape=shape)
 
 
 def is_symbolic(shape: Shape) -> bool:

@@ -11,6 +11,7 @@ from tempo.testing.syntax import (
     Draw,
     Gradients,
     Holds,
+    Host,
     Input,
     Let,
     Next,
@@ -43,6 +44,10 @@ def features(recipe: Recipe) -> frozenset[str]:
         found.add("shape symbolic" if symbolic else f"shape {type.shape}")
         found.add(f"domain of {len(type.domain)}")
     found.update(_recurrences(recipe))
+    if "stop" in found:
+        # What makes stops hard: values that the number of steps decides about, and Python while steps are made.
+        kinds = {name.split()[0] for name in found}
+        found |= {f"stop with {kind}" for kind in ("gradient", "random", "host") if kind in kinds}
     return frozenset(found)
 
 
@@ -87,12 +92,9 @@ def _of_gradients(s: Gradients, recipe: Recipe) -> Iterator[str]:
     yield "gradient"
     if len(s.wrt) > 1:
         yield "gradient of several"
-    gradients: set[str] = set()
-    for other in recipe.statements:
-        if isinstance(other, Gradients):
-            gradients |= set(other.names)
-    if depends(recipe.statements, [s.loss]) & gradients:
-        yield "gradient of second order"
+    order = _order(s, recipe)
+    if order > 1:
+        yield f"gradient of {'second' if order == 2 else 'third'} order"
     for name in s.wrt:
         yield f"gradient of {declared.get(name, 'gradient')}"
         if set(types[name].domain) & set(types[s.loss].domain):
@@ -104,6 +106,14 @@ def _of_gradients(s: Gradients, recipe: Recipe) -> Iterator[str]:
         yield "training"
 
 
+def _order(gradients: Gradients, recipe: Recipe, around: tuple[Gradients, ...] = ()) -> int:
+    """One more than the order of the gradients that the loss depends on; ``around`` are those that depend on it."""
+    needed, around = depends(recipe.statements, [gradients.loss]), (*around, gradients)
+    # A loss may depend on its own gradient: that of a state which is trained at the step before.
+    within = [s for s in recipe.statements if isinstance(s, Gradients) and s not in around and needed & set(s.names)]
+    return 1 + max((_order(s, recipe, around) for s in within), default=0)
+
+
 def _of_expression(part: object) -> Iterator[str]:
     match part:
         case Apply():
@@ -112,6 +122,10 @@ def _of_expression(part: object) -> Iterator[str]:
                 yield f"function {part.function} with initial"
         case Draw():
             yield f"random {part.kind}"
+        case Host():
+            yield "host call"
+            if part.batch:
+                yield "host call for a batch"
         case Holds():
             yield "condition as a tensor"
         case Steps():
@@ -128,6 +142,9 @@ def _recurrences(recipe: Recipe) -> Iterator[str]:
         s.name: depends(recipe.statements, [s.name]) for s in recipe.statements if isinstance(s, Recurrent | State)
     }
     circles = {name for name, reads in needs.items() if name in reads}
+    for s in recipe.statements:
+        if isinstance(s, Let) and isinstance(s.value, Host) and s.name in depends(recipe.statements, [s.name]):
+            yield "host call in a recurrence"
     for name in circles:
         if any(name in needs[other] and other in needs[name] for other in circles - {name}):
             yield "recurrence of several tensors"

@@ -156,6 +156,23 @@ def _one_hot(x: Array, size: int) -> Array:
     return np.asarray(x[..., None] == np.arange(size))
 
 
+def _convolution(x: Array, w: Array, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1) -> Array:
+    """Element by element."""
+    rank = x.ndim - 2
+    x = np.pad(x, ((0, 0), (0, 0), *((padding, padding),) * rank))
+    places = [(n - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
+    result = np.zeros((x.shape[0], w.shape[0], *places), x.dtype)
+    per_group = w.shape[0] // groups
+    for batch, output, *place in np.ndindex(*result.shape):
+        first = output // per_group * w.shape[1]
+        window = [
+            slice(p * stride, p * stride + dilation * k, dilation) for p, k in zip(place, w.shape[2:], strict=True)
+        ]
+        seen = x[(batch, slice(first, first + w.shape[1]), *window)]
+        result[(batch, output, *place)] = np.sum(seen * w[output])
+    return result
+
+
 _COMPARISONS: dict[str, Meaning] = {
     "<": np.less,
     "<=": np.less_equal,
@@ -243,6 +260,8 @@ _WIDE: dict[str, Meaning] = {
     "cumsum": _running(np.cumsum),
     "cumprod": _running(np.cumprod),
     "linear_scan": _linear_scan,
+    "conv1d": _convolution,
+    "conv2d": _convolution,
     "@": np.matmul,
     "dot": np.dot,
     "outer": np.outer,

@@ -14,6 +14,7 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.testing.functions import meaning
+from tempo.testing.hosts import mixed
 from tempo.testing.recipe import Assignment, Recipe, assignment, places
 from tempo.testing.syntax import (
     Apply,
@@ -22,6 +23,7 @@ from tempo.testing.syntax import (
     Expression,
     Gradients,
     Holds,
+    Host,
     Input,
     Let,
     Literal,
@@ -146,6 +148,7 @@ class Meaning:
             return self.shaped(self.evaluate(self.cases[name][case].value, place), declared.type, here)
         natural = all(0 <= p < self.numbers[d] for d, p in zip(declared.type.domain, point, strict=True))
         if isinstance(declared, State):
+            assert point in (self.defined(name) or ()), f"{name}{point} is not defined"
             before = self.before(declared, here)
             value = declared.init if before is None else self.next[name]
             return self.shaped(self.evaluate(value, before or here), declared.type, here)
@@ -185,9 +188,34 @@ class Meaning:
                 arguments = [self.evaluate(a, here) for a in expression.arguments]
                 attributes = {key: resolve(value, here) for key, value in expression.attributes}
                 return meaning(expression, arguments, attributes)
+            case Host():
+                return self.host(expression, here)
             case Draw():
                 raise AssertionError("the values of a random draw are taken from a run")
         raise AssertionError(f"{type(expression).__name__} is not an expression")
+
+    def host(self, call: Host, here: dict[str, int]) -> Array:
+        """One of the results of a call, which is made for all points of its batch."""
+        spans = [range(self.numbers[d]) for d in call.batch]
+        arguments = []
+        for argument in call.arguments:
+            # What does not vary over a batch dim comes without that axis.
+            varies = [s if d in symbols(argument) else s[:1] for d, s in zip(call.batch, spans, strict=True)]
+            points = [dict(zip(call.batch, p, strict=True)) for p in itertools.product(*varies)]
+            rows = [np.asarray(self.evaluate(argument, {**here, **p})) for p in points]
+            sizes = [len(s) for d, s in zip(call.batch, spans, strict=True) if d in symbols(argument)]
+            arguments.append(np.stack(rows).reshape((*sizes, *rows[0].shape)))
+        point, *others = arguments
+        return np.asarray(mixed(point, tuple(others), call.shape, call.dtype)[tuple(here[d] for d in call.batch)])
+
+    def calls(self, call: Host) -> list[list[int]]:
+        """What a host function is given as its point, call by call, for all points of its batch."""
+        number = call.arguments[0]
+        found = []
+        for p in places(self.recipe.dims, call.sequence):
+            together = places(self.recipe.dims, call.batch)
+            found.append([int(self.evaluate(number, {**p, **{d: q[d] for d in call.batch}})) for q in together])
+        return found
 
     def read(self, read: Read, here: dict[str, int]) -> Array:
         steps = [item.steps(here) for item in read.items]
@@ -201,6 +229,17 @@ class Meaning:
         if not rows:
             return np.zeros(shape, dtypes.as_dtype(type.dtype))
         return np.stack(rows).reshape(shape)
+
+
+def opaque(recipe: Recipe) -> set[str]:
+    """The tensors whose values only a run can tell: random draws and gradients."""
+    names: set[str] = set()
+    for s in recipe.statements:
+        if isinstance(s, Gradients):
+            names.update(s.names)
+        elif isinstance(s, Let) and isinstance(s.value, Draw):
+            names.add(s.name)
+    return names
 
 
 def resolve(value: Any, here: Mapping[str, int]) -> Any:

@@ -45,11 +45,12 @@ class _Generator(Recurrences):
             [self.draw_let, self.draw_recurrent, self.draw_view, self.draw_let, self.draw_sequence]
             + [self.draw_recurrent] * 3
             + [self.draw_mutual, self.draw_mutual, self.draw_state, self.draw_random]
-            + [self.draw_growing, self.draw_training]
+            + [self.draw_growing, self.draw_training, self.draw_host]
         )
         for _ in range(self.choices.integer(1, 3)):
             self.choices.choice(blocks)()
         count = 1 + self.choices.boolean(0.4) if self.smooth else int(self.choices.boolean(0.25))
+        count += self.smooth and self.choices.boolean(0.15)
         for _ in range(count):
             self.draw_gradient()
             if self.smooth and self.choices.boolean(0.25):

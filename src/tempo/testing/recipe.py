@@ -18,6 +18,7 @@ from tempo.program import Program
 from tempo.symbolic import Bound
 from tempo.testing.syntax import (
     Gradients,
+    Host,
     Input,
     Key,
     Let,
@@ -29,6 +30,8 @@ from tempo.testing.syntax import (
     Stop,
     Type,
     defines,
+    expressions,
+    parts,
     show,
     used,
 )
@@ -65,7 +68,9 @@ class Recipe:
 
     @property
     def source(self) -> str:
-        lines = ["import tempo as tp", "from tempo.testing import data", ""]
+        calls = any(isinstance(part, Host) for s in self.statements for e in expressions(s) for part in parts(e))
+        helpers = "data, host_function" if calls else "data"
+        lines = ["import tempo as tp", f"from tempo.testing import {helpers}", ""]
         lines.append('with tp.Program("fuzz") as prog:')
         lines += [f"    {line}" for line in (*self.dims, *self.statements)]
         lines.append(f"bounds = {{{', '.join(f'{d.limit}: {d.bound}' for d in self.dims)}}}")

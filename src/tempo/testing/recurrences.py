@@ -46,7 +46,7 @@ class Recurrences(Statements):
             plans.append((tensor, keys, where))
             self.add(Recurrent(tensor.name, type), tensor)
         for _ in range(self.choices.integer(0, 2) if self.choices.boolean(0.4) else 0):
-            self.draw_let()
+            self.choices.choice((self.draw_let, self.draw_let, self.draw_let, self.draw_host))()
         for tensor, keys, where in plans:
             self._define(tensor, keys, where)
         self._close(first)

@@ -117,6 +117,8 @@ def read_copies(recipe: Recipe, choices: Choices) -> Recipe:
         return recipe
     name = choices.choice(sorted(possible))
     type, copied = possible[name], f"{name}_copy"
+    if copied in recipe.types():
+        return recipe
     change = _renamed(name, copied, choices)
     value = Apply("copy", (here(name, type.domain),), type.dtype)
     return insert_after(change_reads(recipe, change), name, Let(copied, type, value))
@@ -147,6 +149,8 @@ def reverse_twice(recipe: Recipe, choices: Choices) -> Recipe:
         return recipe
     name, dim = choices.choice(sorted(possible))
     type, turned = recipe.types()[name], f"{name}_reversed"
+    if turned in recipe.types():
+        return recipe
     limit: Term = Symbol(dim.upper())
     position = type.domain.index(dim)
 

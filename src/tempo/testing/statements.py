@@ -12,7 +12,9 @@ from tempo.testing.recipe import Dim, depends, places
 from tempo.testing.sequences import Sequences
 from tempo.testing.syntax import (
     Draw,
+    Expression,
     Gradients,
+    Host,
     Input,
     Let,
     Names,
@@ -20,6 +22,7 @@ from tempo.testing.syntax import (
     Read,
     Shape,
     Statement,
+    Steps,
     Type,
     symbols,
 )
@@ -28,8 +31,9 @@ from tempo.testing.terms import Item, Number, Point, Span, Symbol, Term
 SHAPES: tuple[Shape, ...] = ((), (), (2,), (3, 2))
 # Nothing is known about the size of gradients: whoever reads one makes it small first.
 UNKNOWN = 1e6
-# Every order multiplies the size of the graph: of the third, a few statements take seconds.
-MOST_ORDERS = 2
+# Every order multiplies the size of the graph: one of the third is only drawn of a loss that needs few tensors.
+MOST_ORDERS = 3
+FEW_TENSORS = 8
 
 
 class Statements(Sequences):
@@ -153,6 +157,36 @@ class Statements(Sequences):
         # What is drawn cannot be computed twice, only looked at.
         self.output(tensor)
 
+    def draw_host(self) -> None:
+        """Results of a host function: one call per step of some dims, for all steps of the others at once."""
+        domain = self.domain() or self.all[:1]
+        batch = tuple(d for d in domain if self.choices.boolean(0.3))
+        sequence = tuple(d for d in domain if d not in batch)
+        scope = Scope(domain, self.places(domain))
+        number: Term = Number(0)
+        for d in domain:
+            number = Symbol(d) if number == Number(0) else number * 10 + Symbol(d)
+        arguments: list[Expression] = [Steps(number)]
+        for _ in range(self.choices.integer(0, 2)):
+            # No gradient flows through a call.
+            dtype = self.choices.choice(("int32", "bool")) if self.smooth else self.dtype()
+            shape = self.choices.choice(SHAPES)
+            arguments.append(self.value(scope, shape, dtype, self.choices.integer(0, 1)).expression)
+        name, shape, dtype = self.name("h"), self.choices.choice(SHAPES), self.dtype()
+        sizes = tuple(size for size in shape if isinstance(size, int))
+        type = Type(domain, shape, dtype)
+        # A call comes after all calls before it, and after what is needed for any point of its batch.
+        heights: dict[Place, Height] = {}
+        highest: Height = ()
+        for step in self.places(sequence):
+            together = [n for n, p in enumerate(scope.places) if all(p[d] == step[d] for d in sequence)]
+            highest = max(highest, *(scope.heights[n] for n in together))
+            heights.update({tuple(scope.places[n][d] for d in domain): highest for n in together})
+        known = heights if highest else None
+        bound = {"int32": 4.0}.get(dtype, 1.0)
+        tensor = Tensor(name, type, self.box(domain), bound, "host", known)
+        self.add(Let(name, type, Host(name, tuple(arguments), sequence, batch, sizes, dtype)), tensor)
+
     # -- gradients ----------------------------------------------------------------------------------------
 
     def draw_gradient(self) -> None:
@@ -170,7 +204,10 @@ class Statements(Sequences):
         sign = self.choices.choice(("+", "*"))
         loss = self.bind(scope, self.apply(sign, [total, other], (), total.dtype, UNKNOWN), "l")
         possible = self.differentiable(loss)
-        if not possible or self.order(loss) > MOST_ORDERS:
+        order = self.order(loss)
+        if not possible or order > MOST_ORDERS:
+            return
+        if order == MOST_ORDERS and len(depends(self.statements, [loss.name])) > FEW_TENSORS:
             return
         count = min(len(possible), self.choices.integer(1, 2))
         wrt = [possible.pop(self.choices.integer(0, len(possible) - 1)) for _ in range(count)]

@@ -14,18 +14,17 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.testing.choices import Choices
-from tempo.testing.meaning import Meaning
-from tempo.testing.recipe import Dim, Recipe, data, depends
+from tempo.testing.meaning import Meaning, opaque
+from tempo.testing.recipe import Dim, Recipe, data, depends, places
 from tempo.testing.syntax import (
     Apply,
     Case,
-    Draw,
     Expression,
     Gradients,
     Holds,
+    Host,
     Input,
     Key,
-    Let,
     Literal,
     Output,
     Read,
@@ -34,6 +33,7 @@ from tempo.testing.syntax import (
     Type,
     defines,
     expressions,
+    parts,
     symbols,
 )
 from tempo.testing.terms import Comparison, Condition, Number, Point, Symbol
@@ -43,14 +43,12 @@ Array = np.ndarray[Any, Any]
 
 def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     """The recipe with a stop condition for one of its dims, where it may have one."""
-    if any(isinstance(s, Gradients) or (isinstance(s, Let) and isinstance(s.value, Draw)) for s in recipe.statements):
-        return recipe
     dim = choices.choice([d for d in recipe.dims if d.bound > 1] or recipe.dims)
     if not all(is_well_formed(with_bound(recipe, dim.name, n)) for n in range(1, dim.bound)):
         return recipe
     conditions: list[Expression] = [Holds(Comparison(">=", Symbol(dim.name), Number(choices.integer(0, dim.bound))))]
     for name, type in recipe.types().items():
-        if (type.domain, type.shape) == ((dim.name,), ()) and not mentions(recipe, name, dim.limit):
+        if (type.domain, type.shape) == ((dim.name,), ()) and not waits_for(recipe, name, dim):
             here = Read(name, type.domain, (Point(Symbol(dim.name), "here"),))
             conditions.append(here if type.dtype == "bool" else Apply(">", (here, Literal(0)), "bool"))
     extra: tuple[Statement, ...] = ()
@@ -61,12 +59,16 @@ def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     return replace(recipe, statements=(*extra, *recipe.statements, Stop(dim.name, condition)))
 
 
-def mentions(recipe: Recipe, name: str, symbol: str) -> bool:
-    """Whether what defines a tensor, or anything that it depends on, mentions a bound."""
+def waits_for(recipe: Recipe, name: str, dim: Dim) -> bool:
+    """Whether a tensor may depend on the number of steps of a dim, or on anything at a later step."""
     needed = {name} | depends(recipe.statements, [name])
     concerned = [s for s in recipe.statements if needed & set(defines(s))]
-    return any(symbol in symbols(e) for s in concerned for e in expressions(s)) or any(
-        symbol in key_symbols(s.key) for s in concerned if isinstance(s, Case)
+    found = [p for s in concerned for e in expressions(s) for p in parts(e)]
+    return (
+        any(isinstance(s, Gradients) for s in concerned)
+        or any(isinstance(p, Host) and dim.name in p.batch for p in found)
+        or any(dim.limit in symbols(p) for p in found)
+        or any(dim.limit in key_symbols(s.key) for s in concerned if isinstance(s, Case))
     )
 
 
@@ -84,7 +86,12 @@ def is_well_formed(recipe: Recipe) -> bool:
     """Whether every result can be computed from what is defined."""
     meaning = Meaning(recipe, inputs_of(recipe), {})
     try:
+        # Of what only a run can tell any values will do.
+        meaning.known = {name: unknown(meaning, name) for name in opaque(recipe)}
         for s in recipe.statements:
+            if isinstance(s, Gradients):
+                for place in places(recipe.dims, meaning.types[s.loss].domain):
+                    meaning.value(s.loss, tuple(place[d] for d in meaning.types[s.loss].domain))
             if isinstance(s, Output) and s.emit:
                 meaning.records(s)
             elif isinstance(s, Output):
@@ -92,6 +99,13 @@ def is_well_formed(recipe: Recipe) -> bool:
     except Exception:  # whatever goes wrong where something is not defined
         return False
     return True
+
+
+def unknown(meaning: Meaning, name: str) -> Array:
+    """Ones, at all points of a tensor."""
+    type = meaning.types[name]
+    sizes = (n if isinstance(n, int) else n.evaluate(meaning.recipe.values) for n in type.shape)
+    return np.ones((*(len(r) for r in meaning.box(name)), *sizes), dtypes.as_dtype(type.dtype))
 
 
 def inputs_of(recipe: Recipe) -> dict[str, Array]:
@@ -105,13 +119,13 @@ def inputs_of(recipe: Recipe) -> dict[str, Array]:
     return found
 
 
-def stopped(recipe: Recipe, inputs: Mapping[str, Array]) -> Recipe:
-    """The recipe with the number of steps that are made of each dim that stops."""
+def stopped(recipe: Recipe, inputs: Mapping[str, Array], known: Mapping[str, Array]) -> Recipe:
+    """The recipe with the number of steps that are made of each dim that stops. ``known`` is what a run has told."""
     result = recipe
     for s in recipe.statements:
         if isinstance(s, Stop):
             number = next(d.bound for d in recipe.dims if d.name == s.dim)
-            meaning = Meaning(recipe, inputs, {})
+            meaning = Meaning(recipe, inputs, known)
             values = recipe.values
             holds = (t for t in range(number) if bool(meaning.evaluate(s.when, {**values, s.dim: t})))
             result = with_bound(result, s.dim, next(holds, number - 1) + 1)

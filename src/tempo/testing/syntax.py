@@ -122,6 +122,29 @@ class Draw(Expression):
         return f"tp.random.{self.kind}({', '.join(shown)})"
 
 
+@dataclass(frozen=True)
+class Host(Expression):
+    """A call of Python. The first argument is a number for the point at which it is made."""
+
+    name: str
+    arguments: tuple[Expression, ...]
+    sequence: Names
+    batch: Names
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def domain(self) -> Names:
+        return (*self.sequence, *self.batch)
+
+    def __str__(self) -> str:
+        shape = show(self.shape)
+        shown = [f'host_function("{self.name}", {shape}, "{self.dtype}")', *map(str, self.arguments)]
+        shown.append(f'out=tp.spec({shape}, "{self.dtype}")')
+        shown += [f"sequence={show_names(self.sequence)}", f"batch={show_names(self.batch)}"]
+        return f"tp.host({', '.join(shown)})"
+
+
 def show(value: Any) -> str:
     """An attribute as source."""
     if isinstance(value, tuple):
@@ -135,7 +158,7 @@ def show_names(names: Names) -> str:
 
 def operands(expression: Expression) -> tuple[Expression, ...]:
     match expression:
-        case Apply():
+        case Apply() | Host():
             return expression.arguments
         case Draw():
             return tuple(a for a in expression.arguments if isinstance(a, Expression))
@@ -151,7 +174,7 @@ def parts(expression: Expression) -> Iterator[Expression]:
 
 def rebuild(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
     """The expression with ``change`` applied to every part, innermost first."""
-    if isinstance(expression, Apply):
+    if isinstance(expression, Apply | Host):
         inner = tuple(rebuild(a, change) for a in expression.arguments)
         expression = replace(expression, arguments=inner)
     elif isinstance(expression, Draw):
@@ -173,7 +196,7 @@ def symbols(expression: Expression) -> frozenset[str]:
                 found.update(*(item.symbols() for item in part.items))
             case Apply():
                 found |= _attribute_symbols(tuple(value for _, value in part.attributes))
-            case Draw():
+            case Draw() | Host():
                 found.update(part.domain)
     return frozenset(found)
 

@@ -6,7 +6,7 @@ that are computed at once, with operands that do not vary over a dim left unbatc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +16,17 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
-from tempo.backends.jax.reading import Block, Value, read, shifted
+from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.schedule.loops import Dependence, Schedule
-from tempo.schedule.looptree import Compute, Loop, Tree, computes
-from tempo.schedule.storage import Latest, Storage, extent
+from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
+from tempo.schedule.dependences import Dependence
+from tempo.schedule.folds import COMBINE, Fold
+from tempo.schedule.loops import Schedule
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
+from tempo.schedule.storage import Latest, Present, Storage, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
+from tempo.symbolic import index as indices
 from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
@@ -57,7 +61,7 @@ class _Value:
 
 
 State = dict[Any, Any]
-"""Stores by node, and the latest values beside them."""
+"""Stores by node, the latest values beside them, and how many steps dims make that stop on data, by bound."""
 
 
 class Lowering:
@@ -74,18 +78,24 @@ class Lowering:
         self.graph = graph
         self.schedule = schedule
         self.storage = storage
-        self.numbers = dict(numbers)
+        self.numbers = schedule.numbers
+        self.limits = dict(numbers)
+        self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.on_gpu = on_gpu
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
 
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """A whole program without host calls: outputs from inputs."""
+    def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """A whole program without host calls: from inputs to outputs, and ``made``."""
         state = self.load(inputs)
         for tree in self.schedule.trees:
             self.execute(tree, state, {})
-        return self.outputs(state)
+        return self.outputs(state), self.made(state)
+
+    def made(self, state: State) -> dict[str, Array]:
+        """How many steps were made of dims that stop on data, by the names of their bounds."""
+        return {bound.name: jnp.asarray(value) for bound, value in self.bounds(state).made.items()}
 
     def load(self, inputs: Mapping[str, Array]) -> State:
         """The stores of the inputs."""
@@ -108,26 +118,33 @@ class Lowering:
         """Run a tree, writing what it computes into ``state``."""
         if isinstance(tree, Compute):
             self.compute(tree, state, at)
-        elif tree.stop - tree.start == 1:
+        elif len(tree.steps) == 1:
+            here = tree.at(tree.steps[0], at.get(tree.dim))
             for inner in tree.body:
-                self.execute(inner, state, {**at, tree.dim: tree.start})
+                self.execute(inner, state, {**at, tree.dim: here})
         else:
-            self.loop(tree, state, at)
+            self.iterations(tree, state, at, tree.steps[0], len(tree.steps))
 
-    def loop(self, tree: Loop, state: State, at: Mapping[Dim, Any]) -> None:
-        carried = list(dict.fromkeys(c.node for c in computes(tree.body) if self.is_carried(c.node)))
+    def iterations(self, tree: Loop, state: State, at: Mapping[Dim, Any], first: Any, count: Any) -> None:
+        """Some iterations of a loop, beginning at the step ``first``: which ones may be known only at run time."""
+        inside = dict.fromkeys(c.node for c in computes(tree.body))
+        carried: list[Any] = [node for node in inside if self.is_carried(node)]
         for node in carried:
             if node not in state:
                 state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
 
         back = -1 if tree.backwards else 1
+        stride = back * (tree.block or 1)
         remembered = [node for node in carried if self.is_remembered(node, tree, back)]
+        bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
+        for bound in bounds:
+            state.setdefault(bound, jnp.int32(self.limits[bound]))
+        carried += bounds
 
         def body(k: Array, carry: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
             arrays, before = carry
             inner = {**state, **dict(zip(carried, arrays, strict=True))}
-            step = tree.stop - 1 - k if tree.backwards else tree.start + k
-            here = {**at, tree.dim: step}
+            here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
             for node, array in zip(remembered, before, strict=True):
                 steps = {d: here[d.origin] for d in node.domain if d.origin in here}
                 inner[_Previous(node)] = _Value(array, steps, tree.dim, back)
@@ -135,10 +152,20 @@ class Lowering:
                 self.execute(t, inner, here)
             return [inner[node] for node in carried], [inner[_Fresh(node)].array for node in remembered]
 
-        first = tree.stop - 1 if tree.backwards else tree.start
-        before = [self.at_step(node, state, {**at, tree.dim: first - back}) for node in remembered]
+        earlier = tree.at(first - stride, at.get(tree.dim))
+        before = [self.at_step(node, state, {**at, tree.dim: earlier}) for node in remembered]
         start = ([state[node] for node in carried], before)
-        arrays, _ = lax.fori_loop(0, tree.stop - tree.start, body, start, unroll=self.unrolled(tree))
+        if tree.until is None:
+            arrays, _ = _repeated(count, body, start, self.unrolled(tree))
+        else:
+            position = carried.index(self.stopping[tree.until].bound)
+            beyond = self.schedule.beyond[tree.until]
+
+            def goes_on(carry: tuple[Array, Any]) -> Array:
+                k, (arrays, _) = carry
+                return (k < count) & (first + k < arrays[position] + beyond)
+
+            _, (arrays, _) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
         state.update(zip(carried, arrays, strict=True))
 
     def unrolled(self, tree: Loop) -> int:
@@ -149,14 +176,16 @@ class Lowering:
             return 1
         size = len(tree.body)
         most = next((factor for limit, factor in UNROLL if size <= limit), 1)
-        return min(most, tree.stop - tree.start)
+        return min(most, len(tree.steps))
 
     def is_remembered(self, node: Node, tree: Loop, back: int) -> bool:
         """Whether a loop hands a node's value from one iteration to the next, beside its store: XLA would copy a store
         that is read at one step and written at another."""
         inside = [c.node for c in tree.body if isinstance(c, Compute)]
         own = next((d for d in node.domain if d.origin is tree.dim), None)
-        if node not in inside or own is None or isinstance(self.storage.stores[node].dims[own], Latest):
+        if tree.block or node not in inside or own is None:
+            return False
+        if isinstance(self.storage.stores[node].dims[own], Latest):
             return False
         return any(
             d.producer is node and d.consumer in inside and d.distance(tree.dim) == (back, back)
@@ -165,38 +194,86 @@ class Lowering:
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
-        block = self.block(node, at)
-        value = read(node.here(), state[node], self.storage.stores[node], block)
-        lengths = (block.ranges[d][1] - block.ranges[d][0] for d in block.dims)
-        return jnp.broadcast_to(_spread(value, block.dims, 0), (*lengths, *self.storage.stores[node].value))
+        block = self.block(node, state, at)
+        value = read(node.here(), state[node], self.storage.stores[node], block, {})
+        return jnp.broadcast_to(_spread(value, block.dims, 0), (*block.lengths, *self.storage.stores[node].value))
 
     def is_carried(self, node: Node) -> bool:
         """Whether a node's store outlives an iteration of the loop that computes it."""
         kept = self.storage.stores[node].dims
-        return any(not isinstance(kept[d], Latest) and self.is_looped(node, d) for d in node.domain)
+        if node in self.schedule.folds:
+            return True
+        return any(not isinstance(kept[d], Latest | Present) and self.is_looped(node, d) for d in node.domain)
 
     def is_looped(self, node: Node, d: Dim) -> bool:
         return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
 
     # -- nodes ------------------------------------------------------------------------------------------------
 
-    def block(self, node: Node, at: Mapping[Dim, Any]) -> Block:
-        ranges = {d: self.schedule.steps(node, d) for d in node.domain}
-        here = {d: self.schedule.own_step(node, d, at[d.origin]) for d in node.domain if d.origin in at}
-        return Block(here, ranges, self.numbers, at, node)
+    def block(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Block:
+        ranges = {}
+        here = {}
+        for d in node.domain:
+            ranges[d] = whole = Range.of(*self.schedule.steps(node, d))
+            step = at.get(d.origin)
+            if isinstance(step, BlockSteps):
+                start = self.schedule.own_step(node, d, step.start)
+                ranges[d] = Range(start, step.length, whole.first, whole.last)
+            elif step is not None:
+                here[d] = self.schedule.own_step(node, d, step)
+        return Block(here, ranges, self.bounds(state), at, node)
+
+    def bounds(self, state: State) -> Bounds:
+        # A dim that has not stopped yet makes the steps that are being made.
+        made = {bound: state.get(bound, most) for bound, (_, most) in self.schedule.open.items()}
+        return Bounds(self.numbers, self.schedule.open, made)
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
-        block = self.block(node, at)
+        block = self.block(node, state, at)
         if node.op is INPUT:
             return
         if node.op is RECURRENT:
             value = self.choose(statement, state, block)
         elif node.op is HOST_RESULT:
-            value = Value(state[node.edges[0].node][node.attributes["position"]], block.dims)
+            value = self.result(node, state, block)
+        elif node.op is LINEAR_RECURRENCE and (steps := _steps_dim(node)) in block.dims:
+            value = self.scan(node, steps, state, block)
+        elif statement.fold is not None:
+            value = self.fold(node, statement.fold, state, block)
         else:
-            value = self.apply(node, state, block)
+            value = self.apply(node, node.edges, state, block)
         self.write(node, value, state, block)
+        if node in self.stopping:
+            self.stop(node, value, state, block)
+
+    def result(self, node: Node, state: State, block: Block) -> Value:
+        """What a host call returned, for the steps of its batch at which it is needed."""
+        call = node.edges[0].node
+        array = state[call][node.attributes["position"]]
+        batch: tuple[Dim, ...] = call.attributes["batch"]
+        dims = tuple(d for d in block.dims if d in batch)
+        points = [d for d in batch if d in block.at]
+        array = jnp.moveaxis(array, [batch.index(d) for d in (*points, *dims)], range(len(batch)))
+        for d in points:
+            array = lax.dynamic_index_in_dim(array, block.at[d], 0, keepdims=False)
+        for axis, d in enumerate(dims):
+            array = shifted(array, axis, block.ranges[d].start, block.ranges[d].length)
+        return Value(array, dims)
+
+    def stop(self, node: Node, holds: Value, state: State, block: Block) -> None:
+        """Note how many steps a dim makes when its stop condition is computed, at one step or at all of them."""
+        bound = self.stopping[node].bound
+        most = self.limits[bound]
+        if not node.domain:
+            step: Any = 0
+        elif holds.dims:
+            step = jnp.argmax(holds.array) + block.ranges[node.domain[0]].start
+        else:
+            step = block.at.get(node.domain[0], 0)
+        ended = jnp.where(jnp.any(holds.array), step + 1, most)
+        so_far: Any = state.get(bound, most)
+        state[bound] = jnp.minimum(so_far, ended).astype(jnp.int32)
 
     def read(self, edge: Edge, state: State, block: Block) -> Value:
         """What a block reads, with its padded axes as long as they get in this block."""
@@ -209,19 +286,26 @@ class Lowering:
             if fresh is None or not self.is_at(edge, block, fresh):
                 continue
             # Not from the store, of which XLA would then make a copy.
-            here = {d: Latest() if d in fresh.at else kept for d, kept in store.dims.items()}
-            value = read(edge, fresh.array, replace(store, dims=here), block)
+            points = {d for d, step in fresh.at.items() if not isinstance(step, BlockSteps)}
+            here = {d: Latest() if d in points else kept for d, kept in store.dims.items()}
+            present = self.present(edge.node, [d for d in fresh.at if d not in points], block)
+            value = read(edge, fresh.array, replace(store, dims=here), block, present)
             return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
         # Before anything is written into a store, only slices of no length and discarded cases read it.
         held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
-        value = read(edge, held, store, block)
+        present = self.present(edge.node, [d for d, kept in store.dims.items() if isinstance(kept, Present)], block)
+        value = read(edge, held, store, block, present)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+
+    def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
+        """The first steps of a node's dims in the block that a loop is at."""
+        return {d: self.schedule.own_step(node, d, block.loops[d.origin].start) for d in dims}
 
     def is_at(self, edge: Edge, block: Block, value: _Value) -> bool:
         """Whether an edge reads what was computed at the steps of a value."""
         for d, item in zip(edge.node.domain, edge.index, strict=True):
             if d in value.at:
-                own = next((e for e in block.at if e.origin is d.origin), None)
+                own = next((e for e in block.node.domain if e.origin is d.origin), None)
                 back = value.back if d.origin is value.family else 0
                 if own is None or isinstance(item, Slice):
                     return False
@@ -230,20 +314,34 @@ class Lowering:
                 if theirs + back != own - self.schedule.own_step(block.node, own, 0):
                     return False
                 # The steps of a loop are told apart by the very objects that stand for them.
-                if block.loops[d.origin] is not value.at[d]:
+                if block.loops.get(d.origin) is not value.at[d]:
                     return False
         return True
 
-    def apply(self, node: Node, state: State, block: Block) -> Value:
+    def fold(self, node: Node, fold: Fold, state: State, block: Block) -> Value:
+        """A reduction of all blocks up to the present one."""
+        steps: BlockSteps = block.loops[fold.family]
+        family = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
+        here = replace(block, at={**block.at, fold.family: steps.start}, ranges={**block.ranges, fold.family: family})
+        share = self.apply(node, fold.edges(node, steps.length), state, here)
+        before = self.read(node.here(), state, block)
+        dims = tuple(d for d in block.dims if d in {*share.dims, *before.dims})
+        parts = _spread(before, dims, 0), _spread(share, dims, 0)
+        both = getattr(jnp, COMBINE[node.op])(*parts)
+        if isinstance(steps.start, int):
+            return Value(parts[1] if steps.start == fold.base else both, dims)
+        return Value(jnp.where(steps.start == fold.base, parts[1], both), dims)
+
+    def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
-        operands = [self.read(edge, state, block) for edge in node.edges]
+        operands = [self.read(edge, state, block) for edge in edges]
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
 
         def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
-            here = {**self.numbers, **block.at, **dict(zip(block.dims, coordinates, strict=True))}
+            here = {**block.bounds.values, **block.at, **dict(zip(block.dims, coordinates, strict=True))}
             padded = [
-                Padded(array, tuple(self.size(s, here, block) for s in edge.shape), _is_settled(edge))
-                for array, edge in zip(arrays, node.edges, strict=True)
+                Padded(array, tuple(self.size(s, here, block) for s in edge.shape), self.is_settled(edge))
+                for array, edge in zip(arrays, edges, strict=True)
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
             return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
@@ -255,12 +353,39 @@ class Lowering:
                 marks = [0 if m == n else None for m in range(len(block.dims))]
                 function = jax.vmap(function, in_axes=(marks, [0 if d in o.dims else None for o in operands]))
         coordinates = [
-            jnp.arange(*block.ranges[d], dtype=jnp.int32) if d in varying else jnp.int32(block.ranges[d][0])
+            jnp.asarray(block.ranges[d].steps) if d in varying else jnp.asarray(block.ranges[d].start, jnp.int32)
             for d in block.dims
         ]
         array = function(coordinates, [o.array for o in operands])
         dims = tuple(d for d in block.dims if d in varying)
         return Value(jx.fit(array, (*array.shape[: len(dims)], *self.storage.stores[node].value)), dims)
+
+    def is_settled(self, edge: Edge) -> bool:
+        """Whether all padding of what an edge reads comes from slicing a store."""
+        sizes = (size for size in edge.node.shape if isinstance(size, Expr))
+        return not any(dims_of(size.symbols()) or size.symbols() & set(self.schedule.open) for size in sizes)
+
+    def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
+        """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
+        reverse = node.attributes["reverse"]
+        start, stop = self.schedule.steps(node, steps)
+        # Steps that nobody reads are needed on the way to those that somebody does.
+        first, last = (start, steps.bound.evaluate(self.numbers)) if reverse else (0, stop)
+        whole = replace(block, ranges={**block.ranges, steps: Range.of(first, last)})
+        values = [self.read(_own_step(edge, reverse), state, whole) for edge in node.edges]
+        dims = tuple(d for d in block.dims if d is steps or any(d in v.dims for v in values))
+        axis = dims.index(steps)
+
+        def aligned(value: Value) -> Array:
+            array = _spread(value, dims, 0)
+            ones = (1,) * (len(dims) + len(node.shape) - array.ndim)
+            return array.reshape((*array.shape[: len(dims)], *ones, *array.shape[len(dims) :]))
+
+        terms, factors, *resets = map(aligned, values)
+        lengths = [whole.ranges[d].length for d in dims]
+        terms = jnp.broadcast_to(terms, (*lengths, *terms.shape[len(dims) :]))
+        array = all_steps(jx, terms, factors, resets[0] if resets else None, axis, reverse)
+        return Value(lax.slice_in_dim(array, start - first, stop - first, axis=axis), dims)
 
     def varying(self, node: Node, operands: list[Value], block: Block) -> set[Dim]:
         """The dims of a block over which a node's values really differ."""
@@ -296,6 +421,8 @@ class Lowering:
         node = statement.node
         cases = [self.graph.cases[node][n] for n in statement.cases]
         values = [self.read(case.value, state, block) for case in cases]
+        if not values:  # at steps that are only computed with others
+            return Value(jnp.zeros(self.storage.stores[node].value, node.dtype), ())
         result = values[-1]
         for case, value in list(zip(cases, values, strict=True))[-2::-1]:
             where = self.mask(case.region, block)
@@ -304,11 +431,10 @@ class Lowering:
 
     def mask(self, condition: Condition, block: Block) -> Value:
         dims = tuple(d for d in block.dims if d in condition.symbols())
-        here: dict[Any, Any] = {**self.numbers, **block.at}
+        here: dict[Any, Any] = {**block.bounds.values, **block.at}
         for n, d in enumerate(dims):
-            steps_ = np.arange(*block.ranges[d], dtype=np.int32)
-            here[d] = steps_.reshape([-1 if m == n else 1 for m in range(len(dims))])
-        sizes = [block.ranges[d][1] - block.ranges[d][0] for d in dims]
+            here[d] = block.ranges[d].steps.reshape([-1 if m == n else 1 for m in range(len(dims))])
+        sizes = [block.ranges[d].length for d in dims]
         return Value(jnp.broadcast_to(jnp.asarray(evaluate(condition, here, jnp)), sizes), dims)
 
     def select(self, where: Value, a: Value, b: Value, block: Block) -> Value:
@@ -323,43 +449,75 @@ class Lowering:
         array = value.array
         if value.dims != block.dims:
             array = _spread(value, block.dims, 0)
-            lengths = [block.ranges[d][1] - block.ranges[d][0] for d in block.dims]
-            array = jnp.broadcast_to(array, (*lengths, *array.shape[len(lengths) :]))
-        looped = [d for d in node.domain if d in block.at and not isinstance(store.dims[d], Latest)]
+            array = jnp.broadcast_to(array, (*block.lengths, *array.shape[len(block.dims) :]))
         array = array.astype(node.dtype)
-        if not looped:
+        inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
+        if all(isinstance(store.dims[d], Latest | Present) for d in inside):
             state[node] = array
             return
         if node not in state:
             state[node] = jnp.zeros(store.shape, node.dtype)
-        state[_Fresh(node)] = _Value(array, {d: block.loops[d.origin] for d in node.domain if d in block.at})
+        state[_Fresh(node)] = _Value(array, inside)
+        stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
         starts: list[Any] = []
-        axis = 0
-        for d in node.domain:
-            kept = store.dims[d]
-            if isinstance(kept, Latest):
-                continue
-            if d in looped:
+        wraps = False
+        for axis, (d, kept) in enumerate(stored):
+            if d not in inside or isinstance(kept, Present):
+                starts.append(0)
+            elif d in block.at:
                 starts.append(kept.slot(block.at[d]))
                 array = jnp.expand_dims(array, axis)
             else:
-                starts.append(0)
-            axis += 1
-        starts += [0] * len(store.value)
-        state[node] = lax.dynamic_update_slice(state[node], array, [jnp.asarray(s, jnp.int32) for s in starts])
+                starts.append(kept.slot(block.ranges[d].start))
+                wraps = wraps or isinstance(kept, Window)
+        if not wraps:
+            starts += [0] * len(store.value)
+            state[node] = lax.dynamic_update_slice(state[node], array, [jnp.asarray(s, jnp.int32) for s in starts])
+            return
+        # A block may end at the beginning of a circle.
+        places = []
+        for axis, start in enumerate(starts):
+            slots = (start + np.arange(array.shape[axis])) % store.shape[axis]
+            places.append(slots.reshape([-1 if n == axis else 1 for n in range(len(starts))]))
+        state[node] = state[node].at[tuple(places)].set(array)
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
-        ranges = {d: (s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
-        block = Block({}, ranges, self.numbers, {}, edge.node)
+        ranges = {d: Range.of(s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
+        block = Block({}, ranges, self.bounds(state), {}, edge.node)
         value = self.read(edge, state, block)
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
 
 
-def _is_settled(edge: Edge) -> bool:
-    """Whether all padding of what an edge reads comes from slicing a store."""
-    return not any(isinstance(size, Expr) and dims_of(size.symbols()) for size in edge.node.shape)
+def _repeated(count: Any, body: Any, start: Any, unroll: int) -> Any:
+    """``fori_loop``, which unrolls no loop whose number of iterations is only known at run time."""
+    if isinstance(count, int) or unroll == 1:
+        return lax.fori_loop(0, count, body, start, unroll=unroll if isinstance(count, int) else None)
+
+    def several(k: Array, carry: Any) -> Any:
+        for n in range(unroll):
+            carry = body(k * unroll + n, carry)
+        return carry
+
+    rounds = count // unroll
+    return lax.fori_loop(rounds * unroll, count, body, lax.fori_loop(0, rounds, several, start))
+
+
+def _steps_dim(node: Node) -> Dim:
+    """The dim over which a linear recurrence goes."""
+    (steps,) = indices.slices(node.edges[0].index)
+    (dim,) = dims_of((steps.start if node.attributes["reverse"] else steps.stop).symbols())
+    return dim
+
+
+def _own_step(edge: Edge, reverse: bool) -> Edge:
+    """An operand of a linear recurrence at the step that a value is for, which is an end of the slice up to there."""
+
+    def end(item: Expr | Slice) -> Expr:
+        return item if isinstance(item, Expr) else item.start if reverse else item.stop - 1
+
+    return Edge(edge.node, tuple(map(end, edge.index)))
 
 
 def _spread(value: Value, dims: tuple[Dim, ...], extra: int) -> Array:

@@ -25,13 +25,46 @@ Array = Any
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """What is known of bounds: the numbers of most; of dims that stop on data, the fewest and the most steps they may
+    make and, traced, how many they have made or may still make."""
+
+    numbers: Mapping[Any, int]
+    open: Mapping[Any, tuple[int, int]]
+    made: Mapping[Any, Any]
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        return {**self.numbers, **self.made}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Steps of a dim that are computed at once: ``length`` of them from ``start`` on, which may be traced; none is ever
+    before ``first`` or after ``last``."""
+
+    start: Any
+    length: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, start: int, stop: int) -> Range:
+        return cls(start, stop - start, start, stop - 1)
+
+    @property
+    def steps(self) -> Any:
+        return self.start + np.arange(self.length, dtype=np.int32)
+
+
+@dataclass(frozen=True)
 class Block:
     """The points at which a node is computed at once: the loops' steps (numbers or traced) by the node's own dims and
     by the dims of the loops, and ranges of its other dims."""
 
     at: Mapping[Any, Any]
-    ranges: Mapping[Dim, tuple[int, int]]
-    bounds: Mapping[Any, int]
+    ranges: Mapping[Dim, Range]
+    bounds: Bounds
     loops: Mapping[Dim, Any]
     node: Node
 
@@ -41,8 +74,13 @@ class Block:
         return tuple(d for d in self.ranges if d not in self.at)
 
     def spans(self) -> dict[Dim, tuple[int, int]]:
-        """Inclusive ranges of all dims, for what must be known while compiling."""
-        return {d: (start, stop - 1) for d, (start, stop) in self.ranges.items()}
+        """Inclusive ranges of all dims and open bounds, for what must be known while compiling."""
+        return {**self.bounds.open, **{d: (r.first, r.last) for d, r in self.ranges.items()}}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many steps of each of ``dims`` are computed."""
+        return tuple(self.ranges[d].length for d in self.dims)
 
 
 @dataclass(frozen=True)
@@ -53,15 +91,16 @@ class Value:
     dims: tuple[Dim, ...]
 
 
-def read(edge: Edge, held: Array, store: Store, block: Block) -> Value:
+def read(edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any]) -> Value:
     """What a block reads through an edge: leading axes for the block's dims that it depends on, then the slices' axes,
-    then the value's."""
-    reader = _Reader(edge, held, store, block)
+    then the value's. ``present`` has the first step of dims of which the array has the present block only."""
+    reader = _Reader(edge, held, store, block, present)
     return reader.run()
 
 
 class _Reader:
-    def __init__(self, edge: Edge, held: Array, store: Store, block: Block) -> None:
+    def __init__(self, edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any]) -> None:
+        self.present = present
         self.edge = edge
         self.store = store
         self.block = block
@@ -88,7 +127,11 @@ class _Reader:
                     self.axes.insert(0, ("slice", number))
                 continue
             varying = self.vectors(item)
-            if not varying:
+            if d in self.present and isinstance(item, Slice) and not varying:  # all of the block, in a fold
+                self.axes[self.axis(d)] = ("slice", number)
+            elif d in self.present and isinstance(item, Expr) and len(varying) == 1 and uses[varying[0]] == 1:
+                self.axes[self.axis(d)] = ("block", varying[0])
+            elif not varying:
                 if isinstance(item, Slice):
                     self.cut(d, item, number)
                 else:
@@ -116,10 +159,12 @@ class _Reader:
 
     def value(self, expr: Expr) -> Any:
         """An expression of the loops' steps: a number where it is one."""
-        return evaluate(expr, {**self.block.bounds, **self.block.at}, jnp)
+        return evaluate(expr, {**self.block.bounds.values, **self.block.at}, jnp)
 
     def slot(self, d: Dim, step: Any) -> Any:
         kept = self.store.dims[d]
+        if d in self.present:
+            return step - self.present[d]
         if isinstance(kept, Window):
             return step % kept.size
         assert isinstance(kept, Steps)
@@ -161,28 +206,32 @@ class _Reader:
 
     def fits(self, item: Slice, kept: Any, length: int, size: int) -> bool:
         """Whether the slice, padded to its greatest length, never reaches past the store."""
-        low, high = interval(item.start.substitute(self.block.bounds), self.block.spans())
+        low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
         return bool(low >= kept.start and high - kept.start + length <= size)
 
     def extent(self, item: Slice) -> int:
-        return max(interval(item.length.substitute(self.block.bounds), self.block.spans())[1], 0)
+        return max(interval(item.length.substitute(self.block.bounds.numbers), self.block.spans())[1], 0)
 
     def align(self, d: Dim, item: Expr) -> bool:
-        """A dim of the block read at a fixed distance (or backwards from a fixed step): a view of the axis."""
+        """A dim of the block read at a distance that is the same for all its steps (or backwards from one step): a view
+        of the axis, wherever it starts."""
         (v,) = self.vectors(item)
         factor = dict(item.terms).get(v, 0)
         kept = self.store.dims[d]
-        if factor not in (1, -1) or v in (item - factor * v).symbols() or not isinstance(kept, Steps):
+        rest = item - factor * v
+        if factor not in (1, -1) or v in rest.symbols() or not isinstance(kept, Steps):
             return False
-        offset = self.value(item - factor * v)
-        if not isinstance(offset, int):
-            return False
+        offset = self.value(rest)
         axis = self.axis(d)
-        start, stop = self.block.ranges[v]
-        if factor == 1:
-            self.array = shifted(self.array, axis, start + offset - kept.start, stop - start)
+        steps = self.block.ranges[v]
+        slot = (steps.start if factor == 1 else 1 - steps.start - steps.length) + offset - kept.start
+        if isinstance(slot, int):
+            self.array = shifted(self.array, axis, slot, steps.length)
         else:
-            self.array = shifted(self.array, axis, offset - (stop - 1) - kept.start, stop - start)
+            low, high = interval(item.substitute(self.block.bounds.numbers), self.block.spans())
+            ends = [low - kept.start, high - kept.start - steps.length + 1]
+            self.array = cut_out(self.array, axis, slot, steps.length, ends)
+        if factor == -1:
             self.array = lax.rev(self.array, (axis,))
         self.axes[axis] = ("block", v)
         return True
@@ -196,9 +245,9 @@ class _Reader:
         ]
         slices = [item for _, item in general if isinstance(item, tuple)]
         rank = len(dims) + len(slices)
-        known = {**self.block.bounds, **self.block.at}
+        known = {**self.block.bounds.values, **self.block.at}
         for n, v in enumerate(dims):
-            known[v] = _along(np.arange(*self.block.ranges[v]), n, rank)
+            known[v] = _along(self.block.ranges[v].steps, n, rank)
         positions = []
         for d, item in general:
             if isinstance(item, tuple):
@@ -212,13 +261,13 @@ class _Reader:
         taken = [self.axis(d) for d, _ in general]
         rest = [axis for n, axis in enumerate(self.axes) if n not in taken]
         moved = jnp.moveaxis(self.array, taken, range(len(taken)))
-        lengths = [self.block.ranges[v][1] - self.block.ranges[v][0] for v in dims]
+        lengths = [self.block.ranges[v].length for v in dims]
         shape = (*lengths, *(self.extent(item[0]) for item in slices))
         self.array = moved[tuple(jnp.broadcast_to(p, shape) for p in positions)]
         self.axes = [("block", v) for v in dims] + [("slice", item[1]) for item in slices] + rest
 
 
-def _along(values: np.ndarray[Any, Any], axis: int, rank: int) -> np.ndarray[Any, Any]:
+def _along(values: Any, axis: int, rank: int) -> Any:
     return values.astype(np.int32).reshape([-1 if n == axis else 1 for n in range(rank)])
 
 
@@ -236,3 +285,15 @@ def shifted(array: Array, axis: int, start: int, length: int) -> Array:
         padding[axis] = (before, after, 0)
         array = lax.pad(array, jnp.zeros((), array.dtype), padding)
     return array
+
+
+def cut_out(array: Array, axis: int, start: Array, length: int, between: Sequence[int]) -> Array:
+    """``array[start : start + length]`` along an axis, with zeros where that lies outside, for a start that is only
+    known while running to be ``between`` two numbers."""
+    size = array.shape[axis]
+    # From further out nothing would be in the slice.
+    low, high = (min(max(end, -length), size) for end in between)
+    padding = [(0, 0, 0)] * array.ndim
+    padding[axis] = (max(-low, 0), max(high + length - size, 0), 0)
+    array = lax.pad(array, jnp.zeros((), array.dtype), padding)
+    return lax.dynamic_slice_in_dim(array, jnp.clip(start, low, high) + max(-low, 0), length, axis)

@@ -1,0 +1,88 @@
+"""Putting nodes into as few loops as their reads allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tempo.graph.node import Node
+from tempo.graph.structural import HOST
+from tempo.schedule.dependences import Dependence, allowed
+from tempo.symbolic import Dim
+
+
+@dataclass
+class Group:
+    """Nodes that share a loop, or that stand in no further loop (``family`` None). In a ``tangled`` circle the order of
+    steps is not that of any dim; a ``sunk`` node is only in a loop because its readers are."""
+
+    family: Dim | None
+    backwards: bool
+    nodes: list[Node]
+    tangled: bool = False
+    sunk: bool = False
+    block: int = 0
+    """Steps of the dim that are computed at once where its steps are made in blocks, 0 where they are not."""
+
+
+def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, list[Node]]]:
+    """Join neighbouring ranges unless one has much less to do: a copy of a large loop body is not worth it."""
+    result: list[tuple[int, int, list[Node]]] = []
+    for start, stop, active in pieces:
+        if result and result[-1][1] == start:
+            before = result[-1][2]
+            small, large = sorted((len(before), len(active)))
+            if _hosts(before) != _hosts(active):  # a call is made at its own steps and at no others
+                result.append((start, stop, active))
+                continue
+            if set(before) == set(active) or small > max(8, large // 4):
+                union = sorted({*before, *active}, key=lambda n: n.number)
+                result[-1] = (result[-1][0], stop, union)
+                continue
+        result.append((start, stop, active))
+    return result
+
+
+def _hosts(nodes: Sequence[Node]) -> set[Node]:
+    return {node for node in nodes if node.op is HOST}
+
+
+def join(units: Sequence[Group], dependences: Sequence[Dependence]) -> list[Group]:
+    """Put units, each after what it needs, into as few groups as their kinds and reads allow."""
+    groups: list[Group] = []
+    place: dict[Node, int] = {}
+    reads: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        reads.setdefault(d.consumer, []).append(d)
+    for unit in units:
+        earliest = 0
+        members = set(unit.nodes)
+        for d in (d for node in unit.nodes for d in reads.get(node, ())):
+            if d.producer in members:
+                continue
+            at = place[d.producer]
+            together = same_kind(groups[at], unit) and (
+                unit.family is None or allowed(d.distance(unit.family), unit.backwards)
+            )
+            earliest = max(earliest, at if together else at + 1)
+        fitting = (n for n in range(earliest, len(groups)) if same_kind(groups[n], unit))
+        at = next(fitting, len(groups))
+        if at == len(groups):
+            groups.append(Group(unit.family, unit.backwards, []))
+        groups[at].nodes.extend(unit.nodes)
+        groups[at].tangled = unit.tangled
+        place.update(dict.fromkeys(unit.nodes, at))
+    # What was sunk into a loop goes where its readers went, which may be later than it could be.
+    for unit in reversed(units):
+        if unit.sunk:
+            (node,) = unit.nodes
+            at = min((place[d.consumer] for d in dependences if d.producer is node), default=place[node])
+            if at != place[node] and same_kind(groups[at], unit):
+                groups[place[node]].nodes.remove(node)
+                groups[at].nodes.insert(0, node)
+                place[node] = at
+    return [group for group in groups if group.nodes]
+
+
+def same_kind(a: Group, b: Group) -> bool:
+    return a.family is b.family and a.backwards == b.backwards and a.block == b.block and not (a.tangled or b.tangled)
