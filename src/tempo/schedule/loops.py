@@ -36,10 +36,13 @@ from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import decide, interval
-from tempo.symbolic.polyhedral import most_above, span
+from tempo.symbolic.polyhedral import most_above, span, to_set
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
 KEEP_BYTES = 256 * 2**20
+
+# A part of a loop that needs none is computed at once if it has at least this many steps.
+FEWEST_AT_ONCE = 4
 
 # A circle that no dim carries is unrolled up to this many values.
 MOST_UNROLLED = 5000
@@ -490,12 +493,92 @@ class _Builder:
         self.loops += 1
         here = (*outer, (family, self.loops))
         pieces: list[Tree] = []
-        for start, stop, active in self.segments(group.nodes, family):
+        for start, stop, active in self.segments(group, family, dependences):
+            within = self.independent(start, stop, active, family, dependences)
+            if within is not None and (block := self.fitting(active, family, start, stop, group.backwards)):
+                pieces += self.at_once_piece(start, stop, active, family, within, outer, block)
+                continue
             body = self.sequence(active, rest, here)
             body = [self.specialise(tree, family, start, stop) for tree in body]
             until = None if group.backwards else next((node for node in active if node in self.stops), None)
             pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until))
         return pieces[::-1] if group.backwards else pieces
+
+    def at_once_piece(
+        self,
+        start: int,
+        stop: int,
+        active: Sequence[Node],
+        family: Dim,
+        dependences: Sequence[Dependence],
+        outer: Place,
+        block: int,
+    ) -> list[Tree]:
+        """A part of a loop that needs none, in as few blocks as fit."""
+        self.loops += 1
+        self.blocks[self.loops] = block
+        here = (*outer, (family, self.loops))
+        whole = start + (stop - start) // block * block
+        pieces: list[Tree] = []
+        for first, last, size in ((start, whole, block), (whole, stop, stop - whole)):
+            if first < last:
+                body = self.sequence(active, dependences, here, {family: size})
+                body = [self.specialise(tree, family, first, last) for tree in body]
+                pieces.append(Loop(family, first, last, False, tuple(body), block=size))
+        return pieces
+
+    def fitting(self, active: Sequence[Node], family: Dim, start: int, stop: int, backwards: bool) -> int:
+        """How many steps of a part of a loop can be computed at once; 0 if too few."""
+        largest = 1
+        for node in active:
+            low, high = self.spans[node][next(d for d in node.domain if d.origin is family)]
+            largest = max(largest, self.bytes(node) // max(high - low + 1, 1))
+        block = min(KEEP_BYTES // largest, stop - start)
+        return 0 if block < FEWEST_AT_ONCE or (backwards and block < stop - start) else block
+
+    def independent(
+        self, start: int, stop: int, active: Sequence[Node], family: Dim, dependences: Sequence[Dependence]
+    ) -> list[Dependence] | None:
+        """The reads among nodes within a range of a loop's steps, if there they need no loop: a prompt's known tokens
+        do not depend on what is computed from those before. None if they do."""
+        if stop - start < FEWEST_AT_ONCE or any(node.op is HOST for node in active):
+            return None
+        points = {}
+        for node in active:
+            own = next(d for d in node.domain if d.origin is family)
+            offset = self.offset(node, own)
+            points[node] = to_set((own >= start - offset) & (own < stop - offset), node.domain)
+        within = []
+        for d in dependences:
+            if d.consumer in points and d.producer in points:
+                relation = d.read.relation.intersect_domain(points[d.consumer]).intersect_range(points[d.producer])
+                if not relation.is_empty():
+                    read = Read(d.consumer, d.producer, relation, d.read.index)
+                    within.append(Dependence(read, self.numbers, self.shifts))
+        return within if self.needs_no_loop(active, within, family) else None
+
+    def needs_no_loop(self, nodes: Sequence[Node], dependences: Sequence[Dependence], family: Dim) -> bool:
+        """Whether all circles are carried by other dims."""
+        following: dict[Node, list[Node]] = {node: [] for node in nodes}
+        for d in dependences:
+            following[d.consumer].append(d.producer)
+        return all(
+            self.carried_without(component, dependences, family)
+            for component in components(following)
+            if len(component) > 1 or any(n in following[n] for n in component)
+        )
+
+    def carried_without(self, circle: set[Node], dependences: Sequence[Dependence], family: Dim) -> bool:
+        inside = [d for d in dependences if d.consumer in circle and d.producer in circle]
+        shared = set.intersection(*({d.origin for d in node.domain} for node in circle)) - {family}
+        for other in sorted(shared, key=lambda d: d.number):
+            distances = [d.distance(other) for d in inside]
+            for backwards in (False, True):
+                if all(allowed(x, backwards) for x in distances):
+                    rest = [d for d, x in zip(inside, distances, strict=True) if stays(x, backwards)]
+                    if len(rest) < len(inside):
+                        return self.needs_no_loop(list(circle), rest, family)
+        return False
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""
@@ -506,11 +589,13 @@ class _Builder:
             if d.consumer in members and d.producer in members and stays(d.distance(family), group.backwards)
         ]
 
-    def segments(self, nodes: Sequence[Node], family: Dim) -> list[tuple[int, int, list[Node]]]:
-        """The ranges of a loop over which the same nodes are active."""
+    def segments(
+        self, group: Group, family: Dim, dependences: Sequence[Dependence]
+    ) -> list[tuple[int, int, list[Node]]]:
+        """The ranges of a loop over which the same nodes are active, or which need no loop."""
         spans = {}
         cuts: set[int] = set()
-        for node in nodes:
+        for node in group.nodes:
             own = next(d for d in node.domain if d.origin is family)
             # A loop counts the steps of the dim that a user declared.
             start = self.offset(node, own)
@@ -526,11 +611,25 @@ class _Builder:
             active = [n for n, (low, high) in spans.items() if low <= start and stop <= high]
             if active:
                 pieces.append((start, stop, active))
-        pieces = merged(pieces)
+        # Neighbours that need no loop together are one piece.
+        apart: list[tuple[int, int, list[Node]]] = []
+        result: list[tuple[int, int, list[Node]]] = []
         for start, stop, active in pieces:
+            if self.independent(start, stop, active, family, dependences) is None:
+                apart.append((start, stop, active))
+                continue
+            while apart and apart[-1][1] == start:
+                both = sorted({*apart[-1][2], *active}, key=lambda n: n.number)
+                if self.independent(apart[-1][0], stop, both, family, dependences) is None:
+                    break
+                start, active = apart.pop()[0], both
+            result += [*merged(apart), (start, stop, active)]
+            apart = []
+        result += merged(apart)
+        for start, stop, active in result:
             for node in active:
                 self.widen(node, family, start, stop)
-        return pieces
+        return result
 
     def offset(self, node: Node, dim: Dim) -> int:
         """How far a loop is ahead of the steps of a node's dim."""

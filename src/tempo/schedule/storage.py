@@ -151,10 +151,11 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
     """How few steps of a dim will do: None for all of them."""
     family = dim.origin
     own = {_loops(place, family) for place in schedule.places[node]}
-    if () in own or len({path[0] for path in own}) != 1:
+    if () in own:
         return None
-    loops = next(iter(own))
-    block = schedule.blocks.get(loops[0], 0)
+    # Of a loop whose parts differ, some may be computed in blocks and others step by step.
+    parts = {path[0] for path in own}
+    block = max(schedule.blocks.get(number, 0) for number in parts)
     furthest = 0
     whole_blocks = len({len(path) for path in own}) > 1
     around = {f for place in schedule.places[node] for f in _outside(place, family) if _varies(node, f)}
@@ -162,7 +163,7 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
         theirs = {_loops(place, family) for place in schedule.places.get(d.consumer, ())}
         if not theirs:
             continue
-        if any(path[:1] != loops[:1] for path in theirs):
+        if any(path[:1] not in {(number,) for number in parts} for path in theirs):
             return None
         # Another iteration of a loop around this one reads all that this one has computed.
         if any(_distance(d, outer, schedule) not in (None, (0, 0)) for outer in around):
@@ -176,7 +177,9 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
         if low is None or high is None:
             return None
         furthest = max(furthest, abs(low), abs(high))
-    if block and (whole_blocks or len(loops) == 1):
+    if len(parts) > 1 and (furthest or whole_blocks):
+        return None
+    if block and (whole_blocks or any(len(path) == 1 for path in own)):
         if furthest == 0 and not whole_blocks:
             return Present(block)
         return Window(-(-(furthest + block) // block) * block)

@@ -293,8 +293,10 @@ class Lowering:
             return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
         # Before anything is written into a store, only slices of no length and discarded cases read it.
         held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
-        present = self.present(edge.node, [d for d, kept in store.dims.items() if isinstance(kept, Present)], block)
-        value = read(edge, held, store, block, present)
+        local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
+        blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
+        here = {d: Latest() if d in local and d not in blocks else kept for d, kept in store.dims.items()}
+        value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block))
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:

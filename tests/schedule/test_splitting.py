@@ -1,0 +1,115 @@
+"""Parts of a loop that need none: a prompt's tokens, a warm-up, teacher forcing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.schedule import loops
+from tempo.schedule.looptree import Loop, computes, show
+
+backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
+WIDTH = 4
+RNG = np.random.default_rng(0)
+WEIGHTS = {
+    "embedding": RNG.normal(size=(7, WIDTH)).astype(np.float32),
+    "query": RNG.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+    "key": RNG.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+}
+
+
+def generator(stop: bool = False) -> tuple[tp.Program, Any, Any]:
+    """A decoder of one layer that goes on from a prompt."""
+    with tp.Program("generator") as prog:
+        t, T = prog.dim("t")
+        p, P = prog.dim("p")
+        prompt = prog.input("prompt", domain=p, dtype="int32")
+        embedding = prog.input("embedding", shape=(7, WIDTH))
+        x = prog.recurrent("x", domain=t, dtype="int32")
+        h = tp.take(embedding, x, axis=0)
+        q = h @ prog.input("query", shape=(WIDTH, WIDTH))
+        k = h @ prog.input("key", shape=(WIDTH, WIDTH))
+        attended = tp.softmax(k[0 : t + 1] @ q, axis=0) @ h[0 : t + 1]
+        x[t < P] = prompt[t]
+        x[t] = tp.argmax((embedding @ attended)[t - 1], axis=0).astype("int32")
+        if stop:
+            prog.stop(t, when=tp.logical_and(x == 3, t >= P))
+        prog.output("x", x)
+    return prog, T, P
+
+
+def heads(run: Any) -> list[str]:
+    return [line for line in show(run.schedule.trees).splitlines() if line.startswith(("for ", "at "))]
+
+
+@backends
+def test_a_prompt_is_read_at_once_and_the_rest_is_generated(backend: str) -> None:
+    prog, T, P = generator()
+    prompt = np.array([1, 2, 3, 4, 5, 6, 0, 1], np.int32)
+    run = prog.compile({T: 20, P: 8}, backend)
+    # The last token of the prompt is the first that something is generated from.
+    assert heads(run) == ["for t in 0 .. 6, all at once:", "for t in 7 .. 18:", "at t = 19:"]
+    first = next(tree for tree in run.schedule.trees if isinstance(tree, Loop))
+    assert not any(isinstance(inner, Loop) for inner in first.body)
+    assert {c.node.op.name for c in computes([first])} == {"recurrent", "take", "einsum"}
+    expected = prog.evaluate({T: 20, P: 8}, prompt=prompt, **WEIGHTS).x
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
+
+
+@backends
+def test_a_prompt_before_a_stop(backend: str) -> None:
+    prog, T, P = generator(stop=True)
+    prompt = np.array([3, 2, 3, 4, 5, 6, 3], np.int32)
+    expected = prog.evaluate({T: 30, P: 7}, prompt=prompt, **WEIGHTS).x
+    run = prog.compile({T: 30, P: 7}, backend)
+    assert heads(run)[0] == "for t in 0 .. 5, all at once:"
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
+
+
+@backends
+def test_a_long_prompt_is_read_in_blocks_that_fit(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "KEEP_BYTES", 5 * 4 * WIDTH)
+    prog, T, P = generator()
+    prompt = np.arange(14, dtype=np.int32) % 7
+    run = prog.compile({T: 20, P: 14}, backend)
+    assert heads(run)[:2] == ["for t in 0 .. 9, 5 at once:", "for t in 10 .. 12, all at once:"]
+    expected = prog.evaluate({T: 20, P: 14}, prompt=prompt, **WEIGHTS).x
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
+
+
+@backends
+def test_steps_that_are_given_again_in_the_middle(backend: str) -> None:
+    """Teacher forcing in the middle of a sequence: a loop before it, none in it, a loop after it."""
+    with tp.Program("forced") as prog:
+        t, T = prog.dim("t")
+        data = prog.input("data", domain=t)
+        y = prog.recurrent("y", domain=t)
+        y[0] = data[0]
+        y[(t >= 5) & (t < 11)] = data[t]
+        y[t] = tp.tanh(y[t - 1]) + 1
+        prog.output("z", tp.exp(y) + y)
+        prog.output("y", y)
+    data = np.linspace(-1, 1, 16, dtype=np.float32)
+    run = prog.compile({T: 16}, backend)
+    assert "for t in 5 .. 10, all at once:" in heads(run)
+    found, expected = run(data=data), prog.evaluate({T: 16}, data=data)
+    np.testing.assert_allclose(found.y, expected.y, rtol=1e-6)
+    np.testing.assert_allclose(found.z, expected.z, rtol=1e-6)
+
+
+@backends
+def test_gradients_through_a_prompt(backend: str) -> None:
+    with tp.Program("warm") as prog:
+        t, T = prog.dim("t")
+        data = prog.input("data", domain=t)
+        w = prog.input("w")
+        y = prog.recurrent("y", domain=t)
+        y[t < 6] = w * data[t]
+        y[t] = tp.tanh(w * y[t - 1])
+        prog.output("g", tp.grad(y[0:T].sum(), w))
+    data = np.linspace(-1, 1, 12, dtype=np.float32)
+    found = prog.compile({T: 12}, backend)(data=data, w=0.7)
+    np.testing.assert_allclose(found.g, prog.evaluate({T: 12}, data=data, w=0.7).g, rtol=1e-5)
