@@ -173,7 +173,8 @@ class NumpyMachine:
         """A reduction of all blocks up to the present one."""
         node, fold = statement.node, statement.fold
         assert fold is not None and node.op.reference is not None
-        block = at[fold.family]
+        here_or_block = at[fold.family]
+        block = here_or_block if isinstance(here_or_block, BlockSteps) else BlockSteps(here_or_block, 1)
         known = {**here, fold.family: block.start}
         operands = [self.read(edge, known) for edge in fold.edges(node, block.length)]
         share = np.asarray(node.op.reference(*operands, **{k: resolve(v, here) for k, v in node.attributes.items()}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
-from tempo.graph.structural import RECURRENT
+from tempo.graph.structural import HOST, RECURRENT
 from tempo.graph.traversal import reachable
 from tempo.ops.elementwise import COPY
 from tempo.symbolic import Dim, Expr, Slice
@@ -66,7 +66,7 @@ def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]
     for node, old in listed.items():
         done.cases[node] = tuple(replace(case, value=done.edge(case.value)) for case in old)
     outputs = {name: _handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
-    emits = {name: done.edge(edge) for name, edge in graph.emits.items()}
+    emits = {name: _over(edge, done.edge(edge)) for name, edge in graph.emits.items()}
     stops = {dim: done.edge(edge) for dim, edge in graph.stops.items()}
     return assemble(graph, done.cases, outputs, emits, stops, done)
 
@@ -75,12 +75,23 @@ def _handed_out(old: Edge, new: Edge) -> Edge:
     """What an output became. A recurrent tensor is handed out wherever it is defined; what was not one before has the
     steps of its dims."""
     is_defined = [edge.node.op is RECURRENT and edge.is_here for edge in (old, new)]
-    return make(COPY, new, domain=old.domain, source=old.node.source) if is_defined == [False, True] else new
+    if is_defined == [False, True]:
+        return make(COPY, new, domain=old.domain, source=old.node.source)
+    return _over(old, new)
+
+
+def _over(old: Edge, new: Edge) -> Edge:
+    """What an edge became, over the same dims as before."""
+    if new.domain == old.domain:
+        return new
+    return make(COPY, new, domain=old.domain, source=old.node.source)
 
 
 def refreshed(node: Node, done: Rebuilt) -> Edge:
     """The same operation on what its operands became."""
     edges = tuple(done.edge(edge) for edge in node.edges)
+    if node.op is HOST:  # an argument has an axis for every batch dim over which it was written to vary
+        edges = tuple(_over(*both) for both in zip(node.edges, edges, strict=True))
     if edges == node.edges:
         return node.here()
     fresh = Node(
@@ -98,8 +109,6 @@ def assemble(
     done: Rebuilt,
 ) -> Graph:
     """A graph of what its results need."""
-    from tempo.graph.structural import HOST
-
     hosts = [done.edges[n].node for n in graph.nodes if n.op is HOST]
     roots = [e.node for e in (*outputs.values(), *emits.values(), *stops.values())]
     nodes = reachable([*roots, *hosts], cases)

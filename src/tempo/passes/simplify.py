@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.build import make
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols, union
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.elementwise import ADD, CAST, COPY, DIVIDE, MULTIPLY, NEGATIVE, STOP_GRADIENT, SUBTRACT, WHERE
+from tempo.ops.indexing import SLICE
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.rewrite import Rebuilt, rebuild, refreshed
 
@@ -29,6 +31,7 @@ def simplify(graph: Graph) -> Graph:
         edge = refreshed(node, done)
         if edge.node.op in (INPUT, HOST, HOST_RESULT):
             return edge
+        edge = _narrowed(edge.node)
         for rule in RULES:
             found = rule(edge.node)
             # A replacement stands for the node only if it has its values everywhere the node has.
@@ -36,12 +39,21 @@ def simplify(graph: Graph) -> Graph:
                 found is not None
                 and found.shape == node.shape
                 and found.dtype == node.dtype
-                and set(found.domain) == set(edge.node.domain)
+                and set(found.domain) <= set(node.domain)
             ):
                 return found
         return seen.setdefault(_key(edge.node), edge)
 
     return rebuild(graph, change)
+
+
+def _narrowed(node: Node) -> Edge:
+    """A node over the dims that it depends on. (A copy may be there to have more.)"""
+    symbols = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
+    used = union(*(edge.domain for edge in node.edges), dims_of(symbols))
+    if node.op is COPY or set(node.domain) <= set(used):
+        return node.here()
+    return Node(node.op, node.edges, used, node.shape, node.dtype, node.source, node.attributes, name=node.name).here()
 
 
 def _key(node: Node) -> Any:
@@ -111,6 +123,20 @@ def _twice_negative(node: Node) -> Edge | None:
     return None
 
 
+def _part_of_broadcast(node: Node) -> Edge | None:
+    """A slice or another shape of one number at all places is that number at fewer, or other, places.
+
+    The gradient of a mean is such a number; without this rule it would be stored for all steps.
+    """
+    if node.op not in (SLICE, RESHAPE) or node.edges[0].node.op is not BROADCAST_TO or not node.edges[0].is_here:
+        return None
+    number = node.edges[0].node.edges[0]
+    if any(size != 1 for size in number.shape):
+        return None
+    ones = make(RESHAPE, number, source=node.source, shape=(1,) * len(node.shape))
+    return make(BROADCAST_TO, ones, source=node.source, shape=node.shape) if node.shape else ones
+
+
 def _same_choice(node: Node) -> Edge | None:
     """where(c, x, x)."""
     return node.edges[1] if node.op is WHERE and node.edges[1] == node.edges[2] else None
@@ -123,5 +149,6 @@ RULES: tuple[Rule, ...] = (
     _add_zero,
     _times_one,
     _twice_negative,
+    _part_of_broadcast,
     _same_choice,
 )

@@ -300,9 +300,16 @@ class _Builder:
     def block_loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
         self.loops += 1
-        self.blocks[self.loops] = group.block
         here = (*outer, (family, self.loops))
         pieces: list[Tree] = []
+        if group.block == 1:  # an ordinary loop
+            rest = self.uncarried(group, family, dependences)
+            for start, stop, active in self.block_segments(group.nodes, family, 1):
+                body = self.sequence(active, rest, here)
+                body = [self.specialise(tree, family, start, stop) for tree in body]
+                pieces.append(Loop(family, start, stop, False, tuple(body)))
+            return pieces
+        self.blocks[self.loops] = group.block
         for start, stop, active in self.block_segments(group.nodes, family, group.block):
             whole = start + (stop - start) // group.block * group.block
             for first, last, block in ((start, whole, group.block), (whole, stop, stop - whole)):
@@ -586,7 +593,9 @@ class _Builder:
         return [
             d
             for d in dependences
-            if d.consumer in members and d.producer in members and stays(d.distance(family), group.backwards)
+            if d.consumer in members
+            and d.producer in members
+            and (d.consumer in self.folds or stays(d.distance(family), group.backwards))
         ]
 
     def segments(

@@ -322,7 +322,8 @@ class Lowering:
 
     def fold(self, node: Node, fold: Fold, state: State, block: Block) -> Value:
         """A reduction of all blocks up to the present one."""
-        steps: BlockSteps = block.loops[fold.family]
+        at = block.loops[fold.family]
+        steps = at if isinstance(at, BlockSteps) else BlockSteps(at, 1)
         family = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
         here = replace(block, at={**block.at, fold.family: steps.start}, ranges={**block.ranges, fold.family: family})
         share = self.apply(node, fold.edges(node, steps.length), state, here)
