@@ -86,3 +86,11 @@ class HostError(TempoError, RuntimeError):
 
 class CheckpointError(TempoError, ValueError):
     """There is nothing to save, or a file is not a checkpoint of this program."""
+
+
+class BudgetError(TempoError, MemoryError):
+    """A program does not fit into the memory that it may take; ``smallest`` is what it would fit into."""
+
+    def __init__(self, message: str, *, smallest: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.smallest = smallest

@@ -41,8 +41,11 @@ from tempo.tensor import (
 )
 
 if TYPE_CHECKING:
+    import os
+
     from tempo.given import Result
     from tempo.runtime.executable import Executable
+    from tempo.schedule.plan import Plan
 
 DomainLike = SymbolicDim | Sequence[SymbolicDim]
 Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
@@ -432,15 +435,20 @@ class Program:
         backend: str = "jax",
         device: str | None = None,
         seed: int = 0,
+        plan: Plan | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        memory: int | str | None = None,
     ) -> Executable:
         """Compile the program for given bounds: ``run = prog.compile({T: 1000}); run(x=samples).y``.
 
         ``backend`` is ``"jax"`` (one XLA program, on ``device``: "cpu", "gpu" or whatever is there) or ``"numpy"`` (the
         same loops in Python, slow, for checking).
+
+        ``memory``, bytes or a text like "8GiB", is what the program may take: inputs, outputs and everything between.
+        ``plan`` is "fastest", "smallest", or decisions: a ``tp.Plan``, a dict of them, or the path of a saved one.
         """
         from tempo.runtime.executable import Executable
 
-        return Executable(self.graph, bounds or {}, backend, device, seed)
+        return Executable(self.graph, bounds or {}, backend, device, seed, plan=plan, memory=memory)
 
     def check(self, bounds: Mapping[Bound, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""

@@ -144,7 +144,7 @@ class NumpyMachine:
         for point in itertools.product(*(self.steps(node, d, at) for d in node.domain)):
             here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
             try:
-                value = self.value(statement, node, here) if statement.fold is None else self.fold(statement, here, at)
+                value = self.fold(statement, here, at) if statement.folds else self.value(statement, node, here)
             except (IndexError, ValueError):
                 # Points between those at which a node is needed are computed with them, from whatever is there.
                 if (node, point) in self.needed:
@@ -171,14 +171,20 @@ class NumpyMachine:
 
     def fold(self, statement: Compute, here: Mapping[Any, int], at: At) -> Array:
         """A reduction of all blocks up to the present one."""
-        node, fold = statement.node, statement.fold
-        assert fold is not None and node.op.reference is not None
-        here_or_block = at[fold.family]
-        block = here_or_block if isinstance(here_or_block, BlockSteps) else BlockSteps(here_or_block, 1)
-        known = {**here, fold.family: block.start}
-        operands = [self.read(edge, known) for edge in fold.edges(node, block.length)]
+        node = statement.node
+        assert node.op.reference is not None
+        known = dict(here)
+        edges = node.edges
+        begins = True
+        for fold in statement.folds:
+            place = at[fold.family]
+            block = place if isinstance(place, BlockSteps) else BlockSteps(place, 1)
+            known[fold.family] = block.start
+            edges = fold.at_block(edges, block.length)
+            begins = begins and block.start == fold.base
+        operands = [self.read(edge, known) for edge in edges]
         share = np.asarray(node.op.reference(*operands, **{k: resolve(v, here) for k, v in node.attributes.items()}))
-        if block.start == fold.base:
+        if begins:
             return share
         before = self.read(node.here(), here)
         return np.asarray(getattr(np, COMBINE[node.op])(before, share), node.dtype)

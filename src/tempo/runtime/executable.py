@@ -14,22 +14,24 @@ import numpy as np
 
 from tempo.analysis import check_program
 from tempo.backends.numpy_backend import NumpyMachine
-from tempo.errors import CheckpointError, ProgramError
+from tempo.errors import BudgetError, CheckpointError, ProgramError
 from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
-from tempo.schedule.loops import schedule
 from tempo.schedule.looptree import show
-from tempo.schedule.plan import Plan
+from tempo.schedule.plan import Plan, wanted_plan
+from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
 from tempo.schedule.script import Script
-from tempo.schedule.storage import plan_storage
 
 if TYPE_CHECKING:
     from tempo.runtime.progress import ProgressBar
 
 BACKENDS = ("jax", "numpy")
+
+# How often a program is compiled again because XLA takes more memory than was planned.
+MOST_ROUNDS = 4
 
 
 class Executable:
@@ -47,7 +49,8 @@ class Executable:
         seed: int = 0,
         skip: Container[str] = (),
         parallel: bool | None = None,
-        plan: Plan | None = None,
+        plan: Plan | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        memory: int | str | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise ProgramError(
@@ -68,21 +71,47 @@ class Executable:
             if parallel is None:
                 parallel = _on_gpu(backend, device)
             self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
-        with self.timed("schedule"):
-            self.plan = plan or Plan()
-            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph))
-        with self.timed("storage"):
-            self.storage = plan_storage(self.graph, self.schedule, self.numbers)
-        self._script = Script(self.graph, self.schedule, self.storage)
+        goal, wanted = wanted_plan(plan)
+        wanted.sizes(graph)  # what is wrong with it is wrong with what the user wrote
+        self._machine: Any = None
+        with self.timed("plan"):
+            planner = Planner(self.graph, self.numbers, wanted)
+            budget = free_memory(backend, device) if memory is None else bytes_of(memory)
+            if goal == "smallest":
+                self._take(planner.smallest())
+            else:
+                self._take(planner.fastest() if budget is None else planner.within(budget))
+        if backend == "jax":
+            self._compile(planner, budget, device, promised=memory is not None)
         self._latest: Run | None = None
         self._over = False
         self._loaded: Checkpoint | None = None
-        self._machine: Any = None
-        if backend == "jax":
-            from tempo.backends.jax.machine import JaxMachine
 
+    def _take(self, planned: Planned) -> None:
+        self.plan, self.schedule, self.storage = planned.plan, planned.schedule, planned.storage
+        self._script = Script(self.graph, self.schedule, self.storage)
+
+    def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
+        """Compile with XLA, and plan again for less where it takes more than was planned."""
+        from tempo.backends.jax.machine import JaxMachine
+
+        target = budget
+        for _ in range(MOST_ROUNDS):
             with self.timed("XLA"):
                 self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
+            if not promised or budget is None or target is None or not self._machine.whole:
+                return
+            taken = sum(self._machine.memory().values())
+            if taken <= budget:
+                return
+            target = int(min(target, self.storage.peak) * budget / taken)
+            with self.timed("plan"):
+                self._take(planner.within(target))
+        raise BudgetError(
+            f"program '{self.source.name}' takes {show_bytes(taken)} when compiled, more than it may take",
+            smallest=taken,
+            hint=f"give memory={taken}, or smaller bounds",
+        )
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""

@@ -51,8 +51,10 @@ class Dependence:
         return self.distances[family]
 
     def _distance(self, family: Dim) -> Distance:
-        own = next(d for d in self.consumer.domain if d.origin is family)
-        theirs = next(d for d in self.producer.domain if d.origin is family)
+        own = next((d for d in self.consumer.domain if d.origin is family), None)
+        theirs = next((d for d in self.producer.domain if d.origin is family), None)
+        if own is None or theirs is None:  # a fold reads all steps of a dim that it does not have
+            return None, None
         if self.read.index is not None:
             item = self.read.index[self.producer.domain.index(theirs)]
             if not isinstance(item, Slice):

@@ -36,11 +36,11 @@ class Fold:
     count: int
     base: int = 0
 
-    def edges(self, node: Node, length: int) -> tuple[Edge, ...]:
+    def at_block(self, edges: Sequence[Edge], length: int) -> tuple[Edge, ...]:
         """What the node reads for a block of ``length`` steps, which begins where the loop over the family is."""
         return tuple(
             edge if start is None else _at_block(edge, self.family, start - self.base, length)
-            for edge, start in zip(node.edges, self.starts, strict=True)
+            for edge, start in zip(edges, self.starts, strict=True)
         )
 
 

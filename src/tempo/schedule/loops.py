@@ -81,8 +81,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
-    folds: Mapping[Node, Fold]
-    """Reductions that are put together block by block."""
+    folds: Mapping[Node, Mapping[Dim, Fold]]
+    """Reductions that are put together block by block, of one dim or of several."""
 
     def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
         """The step of a node's dim that is computed at a step of the loop over it."""
@@ -99,34 +99,51 @@ def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int]
 
     ``blocks`` says of some dims how many steps are computed at once where all of them could be.
     """
-    stopped = {dim.bound for dim in graph.stops}
-    fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
-    sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(numbers)}
-    if sizes:
-        # What has no order of steps in blocks is computed without them.
-        with contextlib.suppress(_TangledError):
-            return _schedule(graph, numbers, sizes)
-    return _schedule(graph, numbers, {})
+    return Scheduler(graph, numbers).schedule(blocks)
 
 
-def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]) -> Schedule:
-    relations = Relations(graph, numbers)
-    _check_starts(graph, relations.numbers)
-    needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
-    shifts: Shifts = {}
-    reads = [r for node in graph.nodes if node in needed for r in relations.reads(node)]
-    dependences = tuple(
-        Dependence(
-            Read(r.consumer, r.producer, r.relation.intersect_domain(needed[r.consumer]), r.index),
-            relations.numbers,
-            shifts,
+class Scheduler:
+    """What all schedules of a graph share: which points are needed, and who reads whom."""
+
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
+        self.graph = graph
+        self.numbers = numbers
+        self.relations = relations = Relations(graph, numbers)
+        _check_starts(graph, relations.numbers)
+        self.needed = {n: points for n, points in needed_points(relations)[0].items() if not points.is_empty()}
+        reads = [r for node in graph.nodes if node in self.needed for r in relations.reads(node)]
+        self.dependences = tuple(
+            Dependence(
+                Read(r.consumer, r.producer, r.relation.intersect_domain(self.needed[r.consumer]), r.index),
+                relations.numbers,
+                {},
+            )
+            for r in (*reads, *waits(relations))
+            if r.consumer in self.needed and r.producer in self.needed
         )
-        for r in (*reads, *waits(relations))
-        if r.consumer in needed and r.producer in needed
-    )
+        self.spans = {n: {d: span(points, d.name) or (0, -1) for d in n.domain} for n, points in self.needed.items()}
+
+    def schedule(self, blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
+        """Loops, in blocks of these many steps of some dims."""
+        stopped = {dim.bound for dim in self.graph.stops}
+        fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
+        sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(self.numbers)}
+        if sizes:
+            # What has no order of steps in blocks is computed without them.
+            with contextlib.suppress(_TangledError):
+                return _schedule(self, sizes)
+        return _schedule(self, {})
+
+
+def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int]) -> Schedule:
+    graph, numbers, relations, needed = scheduler.graph, scheduler.numbers, scheduler.relations, scheduler.needed
+    shifts: Shifts = {}
+    # The steps that reads look back are the same in every schedule, the shifts are not.
+    dependences = tuple(Dependence(d.read, d.numbers, shifts, d.distances) for d in scheduler.dependences)
     limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
-    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes)
-    exact = {node: dict(spans) for node, spans in builder.spans.items()}
+    spans = {node: dict(own) for node, own in scheduler.spans.items()}
+    builder = _Builder(graph, relations.numbers, limits, spans, shifts, sizes)
+    exact = scheduler.spans
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
     places = {node: frozenset(found) for node, found in builder.places.items()}
@@ -206,14 +223,15 @@ class _Builder:
         graph: Graph,
         numbers: Mapping[Any, int],
         limits: Mapping[Any, tuple[int, int]],
-        needed: Mapping[Node, Points],
+        spans: dict[Node, dict[Dim, tuple[int, int]]],
         shifts: Shifts,
         sizes: Mapping[Dim, int],
     ) -> None:
         self.shifts = shifts
         self.sizes = sizes
         self.blocks: dict[int, int] = {}
-        self.folds: dict[Node, Fold] = {}
+        self.folds: dict[Node, dict[Dim, Fold]] = {}
+        self.delays: dict[tuple[Node, Dim], int] = {}
         self.graph = graph
         self.numbers = numbers
         self.limits = limits
@@ -223,9 +241,7 @@ class _Builder:
         self.stops = {edge.node for edge in graph.stops.values()}
         self.handed = {edge.node for edge in graph.emits.values()} | self.stops
         self.at_once = set(reachable(list(self.handed), {}))
-        self.spans = {
-            node: {d: span(points, d.name) or (0, -1) for d in node.domain} for node, points in needed.items()
-        }
+        self.spans = spans
 
     def sequence(
         self,
@@ -279,14 +295,22 @@ class _Builder:
         """Units in groups, some of which share blocks of a dim, if blocks are wanted of any that has no loop here."""
         looped = {family for family, _ in outer}
         own = {d.origin for unit in units if unit.family is None for node in unit.nodes for d in node.domain}
-        family = next((d for d in self.sizes if d in own and d not in looped), None)
-        if family is None:
+        wanted = [d for d in self.sizes if d in own and d not in looped]
+        if not wanted:
             return None
+        # Where steps are made one after the other anyway, blocks of them cost least.
+        carried = {unit.family for unit in units}
+        family = next((d for d in wanted if d in carried), wanted[0])
         # What is delayed by half of all steps needs the stores of half of all steps.
         most = family.bound.evaluate(self.numbers) // 2
-        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers)
+        # The parts of a loop around these blocks share what was found for the first of them.
+        fixed = {node: late for (node, d), late in self.delays.items() if d is family}
+        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, fixed)
+        if tiling.contradicts:
+            raise _TangledError
         for node, late in tiling.delays.items():
-            if late and node not in tiling.folds:
+            if node not in tiling.folds and (node, family) not in self.delays:
+                self.delays[node, family] = late
                 self.shifts[node, family] = self.shifts.get((node, family), 0) + late
         for node, found in tiling.folds.items():
             steps = (
@@ -294,7 +318,7 @@ class _Builder:
                 for edge, start in zip(node.edges, found.starts, strict=True)
                 if start is not None
             )
-            self.folds[node] = replace(found, base=max(steps))
+            self.folds.setdefault(node, {})[family] = replace(found, base=max(steps))
         return tiling.groups
 
     def block_loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
@@ -327,8 +351,8 @@ class _Builder:
         spans = {}
         stops: dict[int, list[int]] = {}
         for node in nodes:
-            if node in self.folds:
-                spans[node] = (self.folds[node].base, self.folds[node].base + self.folds[node].count)
+            if fold := self.folds.get(node, {}).get(family):
+                spans[node] = (fold.base, fold.base + fold.count)
             else:
                 own = next(d for d in node.domain if d.origin is family)
                 low, high = self.spans[node][own]
@@ -337,7 +361,7 @@ class _Builder:
                 stops.setdefault(self.shifts.get((node, family), 0), []).append(high + 1 + offset)
         first = min(low for low, _ in spans.values())
         for node, (low, high) in spans.items():
-            if node.op is not HOST and node not in self.folds:
+            if node.op is not HOST and family not in self.folds.get(node, {}):
                 near = max(stop for stop in stops[self.shifts.get((node, family), 0)] if stop < high + block)
                 spans[node] = (first + (low - first) // block * block, near)
         cuts = sorted({step for ends in spans.values() for step in ends})
@@ -347,7 +371,7 @@ class _Builder:
             if active:
                 pieces.append((start, stop, active))
                 for node in active:
-                    if node not in self.folds:
+                    if family not in self.folds.get(node, {}):
                         self.widen(node, family, start, stop)
         return pieces
 
@@ -595,7 +619,7 @@ class _Builder:
             for d in dependences
             if d.consumer in members
             and d.producer in members
-            and (d.consumer in self.folds or stays(d.distance(family), group.backwards))
+            and (family in self.folds.get(d.consumer, {}) or stays(d.distance(family), group.backwards))
         ]
 
     def segments(
@@ -670,7 +694,7 @@ class _Builder:
     def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node, fold=self.folds.get(node))
+            return Compute(node, folds=tuple(self.folds.get(node, {}).values()))
         known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:

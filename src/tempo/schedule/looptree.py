@@ -25,7 +25,7 @@ class Compute:
 
     node: Node
     cases: tuple[int, ...] = ()
-    fold: Fold | None = None
+    folds: tuple[Fold, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,6 @@ def show(trees: Sequence[Tree], indent: str = "") -> str:
         else:
             reads = ", ".join(map(str, tree.node.edges))
             cases = f" (case {', '.join(str(c + 1) for c in tree.cases)})" if tree.cases else ""
-            share = " (block by block)" if tree.fold else ""
+            share = " (block by block)" if tree.folds else ""
             lines.append(f"{indent}{tree.node.label} = {tree.node.op.name}({reads}){cases}{share}")
     return "\n".join(lines)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph
@@ -16,6 +20,36 @@ class Plan:
     dim; all of them where nothing is said."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, decisions: Mapping[str, Any]) -> Plan:
+        """A plan from its decisions by name: ``{"blocks": {"t": 32}}``."""
+        known = [f.name for f in fields(cls)]
+        for name in decisions:
+            if name not in known:
+                raise ProgramError(f"a plan has no {name!r}", hint=f"what it may decide: {', '.join(known)}")
+        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in decisions.items()}
+        return cls(**given)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """A plan that was saved."""
+        try:
+            found = json.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise ProgramError(
+                f"plan = {str(path)!r}: there is no such file",
+                hint=f"a plan is {', '.join(map(repr, GOALS))}, a tp.Plan, a dict, or a file written by Plan.save",
+            ) from None
+        except ValueError:
+            raise ProgramError(f"{path} is not a plan", hint="plans are written by Plan.save") from None
+        if not isinstance(found, dict):
+            raise ProgramError(f"{path} is not a plan", hint="plans are written by Plan.save")
+        return cls.of(found)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan into a file, as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     def sizes(self, graph: Graph) -> dict[Dim, int]:
         """The blocks by dim."""
@@ -31,3 +65,19 @@ class Plan:
                     f"blocks of {name} = {size!r}: a block is a positive integer", hint="the number of steps at once"
                 )
         return {dims[name]: size for name, size in self.blocks.items()}
+
+
+GOALS = ("fastest", "smallest")
+
+
+def wanted_plan(plan: Plan | Mapping[str, Any] | str | os.PathLike[str] | None) -> tuple[str, Plan]:
+    """What a user wants: a goal, and what is decided already."""
+    if plan is None:
+        return GOALS[0], Plan()
+    if isinstance(plan, Plan):
+        return GOALS[0], plan
+    if isinstance(plan, str) and plan in GOALS:
+        return plan, Plan()
+    if isinstance(plan, Mapping):
+        return GOALS[0], Plan.of(plan)
+    return GOALS[0], Plan.load(plan)

@@ -202,8 +202,8 @@ def _loops(place: Place, family: Dim) -> tuple[int, ...]:
 
 
 def _distance(d: Dependence, family: Dim, schedule: Schedule) -> Distance:
-    fold = schedule.folds.get(d.consumer)
-    if fold is None or fold.family is not family:
+    fold = schedule.folds.get(d.consumer, {}).get(family)
+    if fold is None:
         return d.distance(family)
     found = []
     for edge, start in zip(d.consumer.edges, fold.starts, strict=True):

@@ -26,7 +26,8 @@ WHOLE = (INPUT, LINEAR_RECURRENCE)
 class Tiling:
     """Units, each after what it needs, in groups, with as much as possible in blocks of one dim.
 
-    ``delays`` says by how many steps nodes are late: by ``most`` at most, and by whole blocks.
+    ``delays`` says by how many steps nodes are late: by ``most`` at most, and by whole blocks. For some nodes it is
+    ``fixed``, which may contradict what they read.
     """
 
     def __init__(
@@ -37,7 +38,10 @@ class Tiling:
         block: int,
         most: int,
         numbers: Mapping[Any, int],
+        fixed: Mapping[Node, int],
     ) -> None:
+        self.fixed = fixed
+        self.contradicts = False
         self.family = family
         self.block = block
         self.most = most
@@ -69,7 +73,10 @@ class Tiling:
             self.folds[unit.nodes[0]] = found
         if tiled:
             late = max((self.late(d) or 0 for d in outside if self.place[d.producer] == at), default=0)
-            self.delays.update(dict.fromkeys(unit.nodes, -(-max(late, 0) // self.block) * self.block))
+            late = -(-max(late, 0) // self.block) * self.block
+            given = {self.fixed[node] for node in unit.nodes if node in self.fixed}
+            self.contradicts = self.contradicts or any(other < late for other in given) or len(given) > 1
+            self.delays.update(dict.fromkeys(unit.nodes, max(given, default=late)))
 
     def is_tiled(self, unit: Group) -> bool:
         """Whether a unit can be computed block by block: a node without a loop, or a loop forwards over the dim."""

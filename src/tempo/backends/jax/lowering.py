@@ -239,8 +239,8 @@ class Lowering:
             value = self.result(node, state, block)
         elif node.op is LINEAR_RECURRENCE and (steps := _steps_dim(node)) in block.dims:
             value = self.scan(node, steps, state, block)
-        elif statement.fold is not None:
-            value = self.fold(node, statement.fold, state, block)
+        elif statement.folds:
+            value = self.fold(node, statement.folds, state, block)
         else:
             value = self.apply(node, node.edges, state, block)
         self.write(node, value, state, block)
@@ -320,20 +320,25 @@ class Lowering:
                     return False
         return True
 
-    def fold(self, node: Node, fold: Fold, state: State, block: Block) -> Value:
+    def fold(self, node: Node, folds: Sequence[Fold], state: State, block: Block) -> Value:
         """A reduction of all blocks up to the present one."""
-        at = block.loops[fold.family]
-        steps = at if isinstance(at, BlockSteps) else BlockSteps(at, 1)
-        family = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
-        here = replace(block, at={**block.at, fold.family: steps.start}, ranges={**block.ranges, fold.family: family})
-        share = self.apply(node, fold.edges(node, steps.length), state, here)
+        at, ranges, edges = dict(block.at), dict(block.ranges), node.edges
+        begins: Any = True
+        for fold in folds:
+            place = block.loops[fold.family]
+            steps = place if isinstance(place, BlockSteps) else BlockSteps(place, 1)
+            at[fold.family] = steps.start
+            ranges[fold.family] = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
+            edges = fold.at_block(edges, steps.length)
+            begins = begins & (steps.start == fold.base)
+        share = self.apply(node, edges, state, replace(block, at=at, ranges=ranges))
         before = self.read(node.here(), state, block)
         dims = tuple(d for d in block.dims if d in {*share.dims, *before.dims})
         parts = _spread(before, dims, 0), _spread(share, dims, 0)
         both = getattr(jnp, COMBINE[node.op])(*parts)
-        if isinstance(steps.start, int):
-            return Value(parts[1] if steps.start == fold.base else both, dims)
-        return Value(jnp.where(steps.start == fold.base, parts[1], both), dims)
+        if isinstance(begins, bool):
+            return Value(parts[1] if begins else both, dims)
+        return Value(jnp.where(begins, parts[1], both), dims)
 
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
