@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
+from tempo.schedule.decisions import decisions
 from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
@@ -88,7 +90,8 @@ class Executable:
         self._loaded: Checkpoint | None = None
 
     def _take(self, planned: Planned) -> None:
-        self.plan, self.schedule, self.storage = planned.plan, planned.schedule, planned.storage
+        self.schedule, self.storage = planned.schedule, planned.storage
+        self.plan = replace(planned.plan, decisions=decisions(planned.schedule))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
@@ -207,6 +210,7 @@ class Executable:
         sections = [
             ("program", str(self.source)),
             ("after simplification", str(self.graph)),
+            ("plan", str(self.plan)),
             ("loop tree", show(self.schedule.trees)),
             ("stores", str(self.storage)),
         ]

@@ -83,6 +83,8 @@ class Schedule:
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
+    reasons: Mapping[tuple[Node, Dim], str]
+    """Why the steps of a node's dim are not computed at once."""
 
     def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
         """The step of a node's dim that is computed at a step of the loop over it."""
@@ -167,6 +169,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int]) -> Schedule:
         results,
         builder.blocks,
         builder.folds,
+        builder.reasons,
     )
 
 
@@ -232,6 +235,7 @@ class _Builder:
         self.blocks: dict[int, int] = {}
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
+        self.reasons: dict[tuple[Node, Dim], str] = {}
         self.graph = graph
         self.numbers = numbers
         self.limits = limits
@@ -267,6 +271,7 @@ class _Builder:
             ahead = next((calls[n] for n in ordered if calls.get(n)), [])
             if len(component) > 1 or ahead or any(n in following[n] for n in component):
                 units.append(self.carried(ordered, dependences, ahead))
+                self.explain(units[-1], dependences)
             else:
                 units.append(Group(None, False, ordered))
         groups = self.tiled(units, dependences, outer)
@@ -312,6 +317,11 @@ class _Builder:
             if node not in tiling.folds and (node, family) not in self.delays:
                 self.delays[node, family] = late
                 self.shifts[node, family] = self.shifts.get((node, family), 0) + late
+        for group in tiling.groups:
+            for node in group.nodes if group.block else ():
+                late = self.delays.get((node, family), 0)
+                delay = f", {late} steps late" if late else ""
+                self.reasons.setdefault((node, family), f"blocks of {family.name}{delay}")
         for node, found in tiling.folds.items():
             steps = (
                 start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family))
@@ -403,6 +413,21 @@ class _Builder:
         for node in group.nodes:
             self.places.pop(node, None)
         return self.point_by_point(group.nodes)
+
+    def explain(self, circle: Group, dependences: Sequence[Dependence]) -> None:
+        """Note why a circle needs its loop: one of the reads that the loop carries."""
+        family = circle.family
+        if family is None:
+            return
+        inside = [d for d in dependences if d.consumer in circle.nodes and d.producer in circle.nodes]
+        carried = [d for d in inside if not stays(d.distance(family), circle.backwards)]
+        # Users know the names that they gave.
+        carried.sort(key=lambda d: (not d.producer.name, not d.consumer.name))
+        reads = (
+            f"{carried[0].consumer.label} needs {carried[0].producer.label} of another {family.name}" if carried else ""
+        )
+        for node in circle.nodes:
+            self.reasons.setdefault((node, family), reads or f"calls are made one {family.name} after the other")
 
     def unlooped(self, call: Node, outer: Place, tiles: Mapping[Dim, int]) -> list[Dim]:
         """The dims over which a host call still needs a loop."""
@@ -501,6 +526,7 @@ class _Builder:
                 shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node)
                 if group is not None and (at_once or shrinks or largest > KEEP_BYTES):
                     unit.family, unit.backwards = group.family, group.backwards
+                    self.note(node, group, "with what it reads")
         for unit in reversed(units):
             (node, *others) = unit.nodes
             hoist = node.op is INPUT or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
@@ -509,6 +535,11 @@ class _Builder:
                 group = joins(node, consumers)
                 if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
                     unit.family, unit.backwards, unit.sunk = group.family, group.backwards, True
+                    self.note(node, group, "with what reads it")
+
+    def note(self, node: Node, group: Group, reason: str) -> None:
+        if group.family is not None:
+            self.reasons.setdefault((node, group.family), reason)
 
     def bytes(self, node: Node) -> int:
         """What all values of a node take."""
@@ -546,6 +577,8 @@ class _Builder:
         block: int,
     ) -> list[Tree]:
         """A part of a loop that needs none, in as few blocks as fit."""
+        for node in active:
+            self.reasons[node, family] = f"{start} .. {stop - 1} need no loop; {self.reasons.get((node, family), '')}"
         self.loops += 1
         self.blocks[self.loops] = block
         here = (*outer, (family, self.loops))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,21 @@ class Plan:
     dim; all of them where nothing is said."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
+    decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    """Rows that say what was decided and why, of the plan of a compiled program."""
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {_show(value)}" for name, value in self.settings().items() if value]
+        return "\n".join([*(lines or ["everything at once that can be"]), *map(str, self.decisions)])
+
+    def settings(self) -> dict[str, Any]:
+        """What the plan decides, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
 
     @classmethod
     def of(cls, decisions: Mapping[str, Any]) -> Plan:
         """A plan from its decisions by name: ``{"blocks": {"t": 32}}``."""
-        known = [f.name for f in fields(cls)]
+        known = [f.name for f in fields(cls) if f.compare]
         for name in decisions:
             if name not in known:
                 raise ProgramError(f"a plan has no {name!r}", hint=f"what it may decide: {', '.join(known)}")
@@ -49,7 +59,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan into a file, as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        Path(path).write_text(json.dumps(self.settings(), indent=2) + "\n")
 
     def sizes(self, graph: Graph) -> dict[Dim, int]:
         """The blocks by dim."""
@@ -65,6 +75,12 @@ class Plan:
                     f"blocks of {name} = {size!r}: a block is a positive integer", hint="the number of steps at once"
                 )
         return {dims[name]: size for name, size in self.blocks.items()}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {size}" for name, size in value.items())
+    return ", ".join(map(str, value))
 
 
 GOALS = ("fastest", "smallest")

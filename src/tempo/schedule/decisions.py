@@ -1,0 +1,60 @@
+"""Why a schedule is as it is, in rows that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tempo.graph.node import Node
+from tempo.graph.structural import INPUT
+from tempo.schedule.loops import Schedule
+from tempo.symbolic import Dim
+
+# Of tensors without names this many are listed in a row.
+MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How many steps of each dim some tensors are computed for at once, and why."""
+
+    tensors: tuple[str, ...]
+    at_once: Mapping[str, str]
+    reason: str
+
+    def __str__(self) -> str:
+        names = ", ".join(self.tensors[:MOST_NAMES])
+        more = f" and {len(self.tensors) - MOST_NAMES} more" if len(self.tensors) > MOST_NAMES else ""
+        steps = ", ".join(f"{dim} {size}" for dim, size in self.at_once.items())
+        return f"{names}{more}: {steps}" + (f" ({self.reason})" if self.reason else "")
+
+
+def decisions(schedule: Schedule) -> tuple[Decision, ...]:
+    """One row for all tensors with the same blocks for the same reason."""
+    rows: dict[tuple[tuple[tuple[str, str], ...], str], list[Node]] = {}
+    for node in schedule.places:
+        if node.domain and node.op is not INPUT:
+            at_once = {d.origin.name: _at_once(node, d, schedule) for d in node.domain}
+            reasons = [schedule.reasons.get((node, d.origin), "") for d in node.domain]
+            key = tuple(at_once.items()), "; ".join(dict.fromkeys(filter(None, reasons)))
+            rows.setdefault(key, []).append(node)
+    return tuple(Decision(_names(nodes), dict(at_once), reason) for (at_once, reason), nodes in rows.items())
+
+
+def _at_once(node: Node, dim: Dim, schedule: Schedule) -> str:
+    """How many steps of a dim are computed at once; several numbers where parts of a loop differ."""
+    found = []
+    for place in schedule.places[node]:
+        loops = [number for family, number in place if family is dim.origin]
+        if not loops:
+            found.append("all")
+        elif len(loops) == 1:
+            found.append(str(schedule.blocks.get(loops[0], 1)))
+        else:
+            found.append("1")
+    return " or ".join(sorted(set(found)))
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Those with names first."""
+    return tuple(node.label for node in sorted(nodes, key=lambda node: not node.name))

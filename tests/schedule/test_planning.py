@@ -1,0 +1,161 @@
+"""Plans: by goal, by budget, by hand; printed, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.schedule.planning import bytes_of, show_bytes
+
+backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
+WEIGHTS = {"first": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)}
+
+
+def reinforce(ahead: int | None) -> tuple[tp.Program, Any]:
+    """A policy that learns from returns of some steps, or (None) of all that follow. One line is different."""
+    with tp.Program("reinforce") as prog:
+        b, B = prog.dim("b")
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        w = prog.state("w", prog.input("first", shape=(3, 2)), over=(i,))
+        o = prog.recurrent("o", shape=(3,), domain=(b, i, t))
+        logits = tp.tanh(o) @ w
+        noise = -tp.log(-tp.log(tp.random.uniform((2,), domain=(b, i, t))))
+        action = tp.argmax(logits + noise, axis=0)
+        chosen = tp.equal(tp.arange(2), action).astype("float32")
+        o[b, i, 0] = tp.random.normal((3,), domain=(b, i))
+        o[b, i, t + 1] = 0.9 * o + 0.1 * (action.astype("float32") - 0.5)
+        reward = -tp.sum(o * o, axis=0)
+        end = T if ahead is None else tp.min(t + ahead, T)
+        returns = tp.sum(reward[b, i, t:end], axis=0)
+        loss = -tp.stop_gradient(returns) * tp.sum(tp.log_softmax(logits, axis=0) * chosen, axis=0)
+        mean = loss[0:B, i, 0:T].mean()
+        w.next = w - 0.01 * tp.grad(mean, w)
+        prog.output("loss", mean)
+        prog.output("w", w[I])
+    return prog, (B, I, T)
+
+
+def bounds_of(dims: Any, steps: int) -> dict[Any, int]:
+    return dict(zip(dims, (4, 3, steps), strict=True))
+
+
+@backends
+@pytest.mark.parametrize("ahead", [1, 5, None])
+@pytest.mark.parametrize("plan", ["smallest", tp.Plan({"t": 4}), {"blocks": {"i": 1, "t": 5}}])
+def test_every_plan_gives_the_same_results(plan: Any, ahead: int | None, backend: str) -> None:
+    prog, dims = reinforce(ahead)
+    expected = prog.evaluate(bounds_of(dims, 13), **WEIGHTS)
+    found = prog.compile(bounds_of(dims, 13), backend, plan=plan)(**WEIGHTS)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
+    np.testing.assert_allclose(found.w, expected.w, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_from_a_few_steps_is_part_of_acting_and_takes_no_more_memory_for_more_steps() -> None:
+    prog, dims = reinforce(8)
+    peaks = [prog.compile(bounds_of(dims, n), "numpy", plan="smallest").storage.peak for n in (250, 1000, 4000)]
+    assert peaks[2] == peaks[1] == peaks[0]
+    whole = [prog.compile(bounds_of(dims, n), "numpy").storage.peak for n in (250, 4000)]
+    assert whole[0] > 10 * peaks[0] and whole[1] > 15 * whole[0]
+
+
+def test_learning_from_all_steps_that_follow_cannot_be() -> None:
+    prog, dims = reinforce(None)
+    peaks = [prog.compile(bounds_of(dims, n), "numpy", plan="smallest").storage.peak for n in (250, 1000)]
+    assert peaks[1] > 3 * peaks[0]
+
+
+@backends
+def test_a_budget_is_kept_with_blocks_as_large_as_it_allows(backend: str) -> None:
+    prog, dims = reinforce(5)
+    bounds = bounds_of(dims, 300)
+    fastest = prog.compile(bounds, backend)
+    sizes = []
+    for budget in (fastest.storage.peak // 3, fastest.storage.peak // 12):
+        run = prog.compile(bounds, backend, memory=budget)
+        assert run.storage.peak <= budget
+        if backend == "jax":
+            assert sum(run._machine.memory().values()) <= budget
+        np.testing.assert_allclose(run(**WEIGHTS).w, fastest(**WEIGHTS).w, rtol=1e-3, atol=1e-5)
+        sizes.append(run.plan.blocks["t"])
+    assert sizes[0] > sizes[1] > 1
+
+
+def test_a_budget_that_cannot_be_kept() -> None:
+    prog, dims = reinforce(5)
+    with pytest.raises(tp.errors.BudgetError) as caught:
+        prog.compile(bounds_of(dims, 400), "numpy", memory=100)
+    smallest = caught.value.smallest
+    assert str(caught.value) == (
+        f"program 'reinforce' does not fit into 100 bytes: with the smallest blocks it takes {show_bytes(smallest)}\n"
+        f"  hint: give memory={smallest}, or smaller bounds"
+    )
+    assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
+
+
+def test_amounts_of_memory() -> None:
+    amounts = (1000, "1000", "1KB", "1 KiB", "1.5MiB", "2gb", "8GiB")
+    assert [bytes_of(amount) for amount in amounts] == [1000, 1000, 1000, 1024, 3 * 2**19, 2 * 10**9, 2**33]
+    for wrong in (0, -1, True, "much", "8 apples", 1.5):
+        with pytest.raises(tp.errors.ProgramError, match="not an amount of memory"):
+            bytes_of(wrong)  # type: ignore[arg-type]
+    assert [show_bytes(size) for size in (5, 2048, 3 * 2**20, 2**33)] == ["5 bytes", "2 KiB", "3 MiB", "8 GiB"]
+
+
+def ema() -> tuple[tp.Program, Any]:
+    with tp.Program("ema") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        y = prog.recurrent("y", domain=t)
+        y[0] = x[0]
+        y[t] = 0.9 * y[t - 1] + x[t]
+        prog.output("z", tp.exp(y)[0:T].sum())
+    return prog, T
+
+
+def test_a_plan_says_what_was_decided_and_why() -> None:
+    prog, T = ema()
+    lines = str(prog.compile({T: 8}, "numpy").plan).splitlines()
+    assert lines[0] == "everything at once that can be"
+    assert any(line.startswith("y,") and "t 1 (" in line and "of another t)" in line for line in lines)
+    assert any(line.startswith("exp_") and line.endswith("t all") for line in lines)
+    assert "-- plan --\neverything at once" in prog.compile({T: 8}, "numpy").explain()
+
+
+def test_plans_are_saved_and_loaded(tmp_path: Path) -> None:
+    prog, T = ema()
+    path = tmp_path / "plan.json"
+    plan = prog.compile({T: 8}, "numpy", plan=tp.Plan({"t": 3})).plan
+    plan.save(path)
+    assert tp.Plan.load(path) == plan == tp.Plan({"t": 3})
+    run = prog.compile({T: 8}, "numpy", plan=path)
+    assert run.plan == plan
+    assert run(x=np.ones(8)).z == pytest.approx(prog.evaluate({T: 8}, x=np.ones(8)).z)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message", "hint"),
+    [
+        ("quickest", "plan = 'quickest': there is no such file", "a plan is 'fastest', 'smallest', a tp.Plan, a dict"),
+        ({"block": {"t": 2}}, "a plan has no 'block'", "what it may decide: blocks"),
+        ({"blocks": {"s": 2}}, "the plan has blocks of s, and program 'ema' has no such dim", "its dims are: t"),
+        ({"blocks": {"t": 0}}, "blocks of t = 0: a block is a positive integer", "the number of steps at once"),
+    ],
+)
+def test_what_is_no_plan(plan: Any, message: str, hint: str) -> None:
+    prog, T = ema()
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        prog.compile({T: 8}, "numpy", plan=plan)
+    assert str(caught.value).startswith(f"{message}\n  hint: {hint}")
+
+
+def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
+    prog, T = ema()
+    path = tmp_path / "notes.txt"
+    path.write_text("not JSON")
+    with pytest.raises(tp.errors.ProgramError, match="is not a plan"):
+        prog.compile({T: 8}, "numpy", plan=path)
