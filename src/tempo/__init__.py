@@ -27,6 +27,7 @@ from tempo.ops import *  # noqa: F403
 from tempo.ops import __all__ as _functions
 from tempo.ops.host import Spec, host, spec
 from tempo.program import Dim, Program, State
+from tempo.runtime.autotune import autotune
 from tempo.schedule.plan import Plan
 from tempo.tensor import RecurrentTensor
 
@@ -42,6 +43,7 @@ __all__ = [
     "Spec",
     "State",
     "TempoError",
+    "autotune",
     "bfloat16",
     "bool_",
     "errors",

@@ -89,6 +89,11 @@ class Executable:
         self._over = False
         self._loaded: Checkpoint | None = None
 
+    @property
+    def where(self) -> str:
+        """The kind of device that the program runs on."""
+        return "numpy" if self._machine is None else str(self._machine.device.device_kind)
+
     def _take(self, planned: Planned) -> None:
         self.schedule, self.storage = planned.schedule, planned.storage
         self.plan = replace(planned.plan, decisions=decisions(planned.schedule))
