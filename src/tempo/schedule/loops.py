@@ -83,6 +83,8 @@ class Schedule:
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
+    backwards: frozenset[int]
+    """The numbers of the loops that run backwards."""
     reasons: Mapping[tuple[Node, Dim], str]
     """Why the steps of a node's dim are not computed at once."""
 
@@ -169,6 +171,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int]) -> Schedule:
         results,
         builder.blocks,
         builder.folds,
+        frozenset(builder.backwards),
         builder.reasons,
     )
 
@@ -236,6 +239,7 @@ class _Builder:
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
         self.reasons: dict[tuple[Node, Dim], str] = {}
+        self.backwards: set[int] = set()
         self.graph = graph
         self.numbers = numbers
         self.limits = limits
@@ -554,6 +558,8 @@ class _Builder:
         rest = self.uncarried(group, family, dependences)
         self.loops += 1
         here = (*outer, (family, self.loops))
+        if group.backwards:
+            self.backwards.add(self.loops)
         pieces: list[Tree] = []
         for start, stop, active in self.segments(group, family, dependences):
             within = self.independent(start, stop, active, family, dependences)

@@ -16,7 +16,7 @@ from tempo.graph.structural import HOST
 from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Place, Schedule
 from tempo.schedule.peak import peak_bytes
-from tempo.symbolic import Dim, Expr, as_expr
+from tempo.symbolic import Dim, Expr, Slice, as_expr
 from tempo.symbolic.intervals import interval
 
 
@@ -117,7 +117,9 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
     readers: dict[Node, list[Dependence]] = {}
     for dependence in schedule.dependences:
         readers.setdefault(dependence.producer, []).append(dependence)
-    results = {edge.node for edge in (*graph.outputs.values(), *graph.stops.values())}
+    results: dict[Node, list[Edge]] = {}
+    for edge in (*graph.outputs.values(), *graph.stops.values()):
+        results.setdefault(edge.node, []).append(edge)
     stores = {}
     for node in schedule.places:
         if node.op is HOST:
@@ -127,7 +129,9 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            kept[d] = whole if node in results else _keeping(d, node, readers.get(node, ()), schedule) or whole
+            single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
+            keeping = None if None in single else _keeping(d, node, readers.get(node, ()), schedule, single)
+            kept[d] = keeping or whole
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
@@ -147,8 +151,17 @@ def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Map
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 
-def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Schedule) -> Keeping | None:
-    """How few steps of a dim will do: None for all of them."""
+def _single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
+    """The one step of a dim that an edge reads, if it is one whatever the point."""
+    item = edge.index[edge.node.domain.index(dim)]
+    step = None if isinstance(item, Slice) else item.substitute(schedule.numbers)
+    return step.constant if step is not None and step.is_constant else None
+
+
+def _keeping(
+    dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Schedule, finally_read: Sequence[int | None]
+) -> Keeping | None:
+    """How few steps of a dim will do, if some of them are read when all is done: None for all of them."""
     family = dim.origin
     own = {_loops(place, family) for place in schedule.places[node]}
     if () in own:
@@ -156,6 +169,7 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
     # Of a loop whose parts differ, some may be computed in blocks and others step by step.
     parts = {path[0] for path in own}
     block = max(schedule.blocks.get(number, 0) for number in parts)
+    finals = [*finally_read]
     furthest = 0
     whole_blocks = len({len(path) for path in own}) > 1
     around = {f for place in schedule.places[node] for f in _outside(place, family) if _varies(node, f)}
@@ -164,7 +178,11 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
         if not theirs:
             continue
         if any(path[:1] not in {(number,) for number in parts} for path in theirs):
-            return None
+            final = None if d.read.index is None else _single_step(Edge(node, d.read.index), dim, schedule)
+            if final is None or any(path[:1] in {(number,) for number in parts} for path in theirs):
+                return None
+            finals.append(final)
+            continue
         # Another iteration of a loop around this one reads all that this one has computed.
         if any(_distance(d, outer, schedule) not in (None, (0, 0)) for outer in around):
             return None
@@ -177,6 +195,8 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
         if low is None or high is None:
             return None
         furthest = max(furthest, abs(low), abs(high))
+    if finals:
+        return _last_steps(dim, node, finals, furthest, schedule, own)
     if len(parts) > 1 and (furthest or whole_blocks):
         return None
     if block and (whole_blocks or any(len(path) == 1 for path in own)):
@@ -184,6 +204,21 @@ def _keeping(dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Sche
             return Present(block)
         return Window(-(-(furthest + block) // block) * block)
     return Window(furthest + 1) if furthest else Latest()
+
+
+def _last_steps(
+    dim: Dim, node: Node, finals: Sequence[int | None], furthest: int, schedule: Schedule, own: set[tuple[int, ...]]
+) -> Keeping | None:
+    """A window at the end of which are the steps that are read after a loop, if they are its last ones."""
+    if len(own) != 1 or any(number in schedule.blocks for path in own for number in path):
+        return None
+    if any(_varies(node, f) for place in schedule.places[node] for f in _outside(place, dim.origin)):
+        return None
+    ((number, *_),) = own
+    first, stop = schedule.steps(node, dim)
+    steps = [step for step in finals if step is not None]
+    size = max(max(steps) - first + 1 if number in schedule.backwards else stop - min(steps), furthest + 1)
+    return Window(size) if size <= (stop - first) // 2 else None
 
 
 def _outside(place: Place, family: Dim) -> list[Dim]:
