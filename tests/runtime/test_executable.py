@@ -424,7 +424,7 @@ def sections(text: str) -> dict[str, str]:
 def test_explain_says_how_a_program_was_compiled() -> None:
     prog, T = products()
     found = sections(prog.compile({T: 4}).explain())
-    assert list(found) == ["program", "after simplification", "loop tree", "stores", "XLA programs", "seconds"]
+    assert list(found) == ["program", "after simplification", "plan", "loop tree", "stores", "XLA programs", "seconds"]
     assert "accumulate" in found["program"]
     assert "accumulate" not in found["after simplification"]
     assert "for t in 1 .. 3:" in found["loop tree"]

@@ -36,9 +36,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Window:
-    """The last ``size`` steps of a loop, kept in a circle."""
+    """The last ``size`` steps of a loop, kept in a circle, of which the last ``final`` are read after the loop."""
 
     size: int
+    final: int = 0
 
     def slot(self, step: int) -> int:
         return step % self.size
@@ -217,8 +218,9 @@ def _last_steps(
     ((number, *_),) = own
     first, stop = schedule.steps(node, dim)
     steps = [step for step in finals if step is not None]
-    size = max(max(steps) - first + 1 if number in schedule.backwards else stop - min(steps), furthest + 1)
-    return Window(size) if size <= (stop - first) // 2 else None
+    final = max(steps) - first + 1 if number in schedule.backwards else stop - min(steps)
+    size = max(final, furthest + 1)
+    return Window(size, final) if size <= (stop - first) // 2 else None
 
 
 def _outside(place: Place, family: Dim) -> list[Dim]:

@@ -31,6 +31,12 @@ from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
 
+# A loop hands on at most this many earlier values of a node.
+MOST_REGISTERS = 3
+
+_UNSTORED = "unstored"
+"""The key under which a state has the nodes that the innermost loop around does not store."""
+
 UNROLL = ((8, 32), (16, 16), (32, 8), (128, 4))
 """Per number of nodes in a loop's body, at most, how many iterations are made one."""
 
@@ -44,9 +50,20 @@ class _Fresh:
 
 @dataclass(frozen=True)
 class _Previous:
-    """The key under which a state has what the iteration before put into a node's store."""
+    """The key under which a state has what an iteration, ``back`` of them before, computed of a node."""
 
     node: Node
+    back: int
+
+
+@dataclass(frozen=True)
+class _Registers:
+    """The ``depth`` values of a node that a loop hands from iteration to iteration: beside its store, which XLA would
+    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it."""
+
+    node: Node
+    depth: int
+    stored: bool
 
 
 @dataclass(frozen=True)
@@ -135,28 +152,39 @@ class Lowering:
 
         back = -1 if tree.backwards else 1
         stride = back * (tree.block or 1)
-        remembered = [node for node in carried if self.is_remembered(node, tree, back)]
+        found = (self.registers(node, tree, back) for node in carried)
+        remembered = [registers for registers in found if registers is not None]
+        unstored = {r.node for r in remembered if not r.stored}
+        carried = [node for node in carried if node not in unstored]
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
         carried += bounds
 
-        def body(k: Array, carry: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+        def body(k: Array, carry: Any) -> Any:
             arrays, before = carry
-            inner = {**state, **dict(zip(carried, arrays, strict=True))}
+            inner = {**state, **dict(zip(carried, arrays, strict=True)), _UNSTORED: unstored}
             here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
-            for node, array in zip(remembered, before, strict=True):
-                steps = {d: here[d.origin] for d in node.domain if d.origin in here}
-                inner[_Previous(node)] = _Value(array, steps, tree.dim, back)
+            for registers, values in zip(remembered, before, strict=True):
+                steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
+                for n, array in enumerate(values, 1):
+                    inner[_Previous(registers.node, n)] = _Value(array, steps, tree.dim, n * back)
             for t in tree.body:
                 self.execute(t, inner, here)
-            return [inner[node] for node in carried], [inner[_Fresh(node)].array for node in remembered]
+            after = [
+                [inner[_Fresh(registers.node)].array, *values][: registers.depth]
+                for registers, values in zip(remembered, before, strict=True)
+            ]
+            return [inner[node] for node in carried], after
 
-        earlier = tree.at(first - stride, at.get(tree.dim))
-        before = [self.at_step(node, state, {**at, tree.dim: earlier}) for node in remembered]
+        def earlier(step: Any, n: int) -> Mapping[Dim, Any]:
+            return {**at, tree.dim: tree.at(step - n * stride, at.get(tree.dim))}
+
+        before = [[self.at_step(r.node, state, earlier(first, n + 1)) for n in range(r.depth)] for r in remembered]
         start = ([state[node] for node in carried], before)
+        made: Any = count
         if tree.until is None:
-            arrays, _ = _repeated(count, body, start, self.unrolled(tree))
+            arrays, values = _repeated(count, body, start, self.unrolled(tree))
         else:
             position = carried.index(self.stopping[tree.until].bound)
             beyond = self.schedule.beyond[tree.until]
@@ -165,8 +193,13 @@ class Lowering:
                 k, (arrays, _) = carry
                 return (k < count) & (first + k < arrays[position] + beyond)
 
-            _, (arrays, _) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
+            made, (arrays, values) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
         state.update(zip(carried, arrays, strict=True))
+        for registers, kept in zip(remembered, values, strict=True):
+            if not registers.stored:
+                for n, array in reversed(list(enumerate(kept))):
+                    block = self.block(registers.node, state, earlier(first + stride * (made - 1), n))
+                    self.write(registers.node, Value(array, block.dims), state, block)
 
     def unrolled(self, tree: Loop) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
@@ -178,19 +211,38 @@ class Lowering:
         most = next((factor for limit, factor in UNROLL if size <= limit), 1)
         return min(most, len(tree.steps))
 
-    def is_remembered(self, node: Node, tree: Loop, back: int) -> bool:
-        """Whether a loop hands a node's value from one iteration to the next, beside its store: XLA would copy a store
-        that is read at one step and written at another."""
-        inside = [c.node for c in tree.body if isinstance(c, Compute)]
+    def registers(self, node: Node, tree: Loop, back: int) -> _Registers | None:
+        """What a loop hands from iteration to iteration of a node, if anything."""
+        inside = {c.node for c in tree.body if isinstance(c, Compute)}
         own = next((d for d in node.domain if d.origin is tree.dim), None)
         if tree.block or node not in inside or own is None:
-            return False
-        if isinstance(self.storage.stores[node].dims[own], Latest):
-            return False
-        return any(
-            d.producer is node and d.consumer in inside and d.distance(tree.dim) == (back, back)
-            for d in self.readers.get(node, ())
-        )
+            return None
+        kept = self.storage.stores[node].dims[own]
+        if isinstance(kept, Latest):
+            return None
+        depth = 0
+        # A window that is only looked into at known distances needs no store while the loop runs.
+        stored = not isinstance(kept, Window) or sum(not isinstance(k, Latest) for k in self.loop_dims(node)) > 1
+        everywhere = {c.node for c in computes(tree.body)}
+        for d in self.readers.get(node, ()):
+            if d.consumer not in everywhere:
+                continue
+            distance = d.distance(tree.dim)
+            if distance is None:  # nothing is read
+                continue
+            low, high = distance
+            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in inside
+            if exactly and low is not None:
+                depth = max(depth, low * back)
+            stored = stored or not exactly
+        if isinstance(kept, Window) and not stored:
+            depth = max(depth, kept.final)
+            stored = depth > MOST_REGISTERS
+        return _Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
+
+    def loop_dims(self, node: Node) -> list[Any]:
+        """How the steps of those dims of a node are kept over which there are loops."""
+        return [kept for d, kept in self.storage.stores[node].dims.items() if self.is_looped(node, d)]
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
@@ -281,7 +333,7 @@ class Lowering:
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
         store = self.storage.stores[edge.node]
-        for key in (_Fresh(edge.node), _Previous(edge.node)):
+        for key in (_Fresh(edge.node), *(_Previous(edge.node, n + 1) for n in range(MOST_REGISTERS))):
             fresh = state.get(key)
             if fresh is None or not self.is_at(edge, block, fresh):
                 continue
@@ -466,6 +518,8 @@ class Lowering:
         if node not in state:
             state[node] = jnp.zeros(store.shape, node.dtype)
         state[_Fresh(node)] = _Value(array, inside)
+        if node in state.get(_UNSTORED, ()):
+            return
         stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
         starts: list[Any] = []
         wraps = False
