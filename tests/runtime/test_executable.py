@@ -433,8 +433,7 @@ def test_explain_says_how_a_program_was_compiled() -> None:
     assert [phase.split()[0] for phase in found["seconds"].split(", ")] == [
         "analysis",
         "passes",
-        "schedule",
-        "storage",
+        "plan",
         "XLA",
     ]
 
@@ -442,7 +441,7 @@ def test_explain_says_how_a_program_was_compiled() -> None:
 def test_explain_without_xla() -> None:
     prog, T = products()
     found = sections(prog.compile({T: 4}, "numpy").explain())
-    assert list(found) == ["program", "after simplification", "loop tree", "stores", "seconds"]
+    assert list(found) == ["program", "after simplification", "plan", "loop tree", "stores", "seconds"]
 
 
 @backends
