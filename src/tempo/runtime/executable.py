@@ -70,7 +70,7 @@ class Executable:
             self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
         with self.timed("schedule"):
             self.plan = plan or Plan()
-            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph))
+            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph), self.plan.unrolled(graph))
         with self.timed("storage"):
             self.storage = plan_storage(self.graph, self.schedule, self.numbers)
         self._script = Script(self.graph, self.schedule, self.storage)

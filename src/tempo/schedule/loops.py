@@ -30,7 +30,7 @@ from tempo.graph.traversal import components, reachable
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
-from tempo.schedule.looptree import Compute, Loop, Tree
+from tempo.schedule.looptree import Compute, Loop, Tree, only
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
@@ -80,6 +80,8 @@ class Schedule:
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
     folds: Mapping[Node, Fold]
     """Reductions that are put together block by block."""
+    unrolled: frozenset[Dim]
+    """Dims whose steps are computed each by code of its own."""
 
     def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
         """The step of a node's dim that is computed at a step of the loop over it."""
@@ -91,10 +93,16 @@ class Schedule:
         return first, last + 1
 
 
-def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
+def schedule(
+    graph: Graph,
+    numbers: Mapping[Any, int],
+    blocks: Mapping[Dim, int] = MappingProxyType({}),
+    unrolled: frozenset[Dim] = frozenset(),
+) -> Schedule:
     """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
 
-    ``blocks`` says of some dims how many steps are computed at once where all of them could be.
+    ``blocks`` says of some dims how many steps are computed at once where all of them could be; ``unrolled`` dims get a
+    piece of code per step instead of a loop.
     """
     stopped = {dim.bound for dim in graph.stops}
     fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
@@ -102,11 +110,13 @@ def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int]
     if sizes:
         # What has no order of steps in blocks is computed without them.
         with contextlib.suppress(_TangledError):
-            return _schedule(graph, numbers, sizes)
-    return _schedule(graph, numbers, {})
+            return _schedule(graph, numbers, sizes, unrolled)
+    return _schedule(graph, numbers, {}, unrolled)
 
 
-def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]) -> Schedule:
+def _schedule(
+    graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int], unrolled: frozenset[Dim]
+) -> Schedule:
     relations = Relations(graph, numbers)
     _check_starts(graph, relations.numbers)
     needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
@@ -122,7 +132,7 @@ def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]
         if r.consumer in needed and r.producer in needed
     )
     limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
-    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes)
+    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes, unrolled)
     exact = {node: dict(spans) for node, spans in builder.spans.items()}
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
@@ -147,6 +157,7 @@ def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]
         results,
         builder.blocks,
         builder.folds,
+        unrolled,
     )
 
 
@@ -206,9 +217,11 @@ class _Builder:
         needed: Mapping[Node, Points],
         shifts: Shifts,
         sizes: Mapping[Dim, int],
+        unrolled: frozenset[Dim],
     ) -> None:
         self.shifts = shifts
         self.sizes = sizes
+        self.unrolled = unrolled
         self.blocks: dict[int, int] = {}
         self.folds: dict[Node, Fold] = {}
         self.graph = graph
@@ -253,7 +266,10 @@ class _Builder:
         groups = self.tiled(units, dependences, outer)
         if groups is None:
             self.sink(units, dependences)
+            self.unroll(units, outer)
             groups = join(units, dependences)
+        else:
+            groups = [part for group in groups for part in self.unrolled_parts(group, dependences, outer)]
         trees: list[Tree] = []
         for group in groups:
             if group.tangled:
@@ -293,6 +309,25 @@ class _Builder:
             )
             self.folds[node] = replace(found, base=max(steps))
         return tiling.groups
+
+    def unroll(self, units: Sequence[Group], outer: Place) -> None:
+        """Put what needs no loop into those over unrolled dims, which are none: its values are never in one array."""
+        looped = {family for family, _ in outer}
+        for unit in units:
+            (node, *others) = unit.nodes
+            if unit.family is None and not others and not unit.tangled and node.op is not INPUT:
+                batch = node.attributes["batch"] if node.op is HOST else ()
+                own = (d.origin for d in node.domain if d not in batch)
+                unit.family = next((d for d in own if d in self.unrolled and d not in looped), None)
+
+    def unrolled_parts(self, group: Group, dependences: Sequence[Dependence], outer: Place) -> list[Group]:
+        """A group without a loop, as groups of which some have one over an unrolled dim."""
+        if group.family is not None or group.tangled or not self.unrolled:
+            return [group]
+        units = [Group(None, False, [node]) for node in group.nodes]
+        self.unroll(units, outer)
+        inside = set(group.nodes)
+        return join(units, [d for d in dependences if d.consumer in inside and d.producer in inside])
 
     def block_loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
@@ -489,6 +524,8 @@ class _Builder:
         rest = self.uncarried(group, family, dependences)
         self.loops += 1
         here = (*outer, (family, self.loops))
+        if family in self.unrolled:
+            return self.step_by_step(group, family, self.sequence(group.nodes, rest, here))
         pieces: list[Tree] = []
         for start, stop, active in self.segments(group.nodes, family):
             body = self.sequence(active, rest, here)
@@ -496,6 +533,21 @@ class _Builder:
             until = None if group.backwards else next((node for node in active if node in self.stops), None)
             pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until))
         return pieces[::-1] if group.backwards else pieces
+
+    def step_by_step(self, group: Group, family: Dim, body: Sequence[Tree]) -> list[Tree]:
+        """A piece per step of an unrolled dim, with what is needed of a body at that step."""
+        spans = {}
+        for node in group.nodes:
+            own = next(d for d in node.domain if d.origin is family)
+            low, high = self.spans[node][own]
+            offset = self.offset(node, own)
+            spans[node] = range(low + offset, high + 1 + offset)
+        pieces: list[Tree] = []
+        for step in sorted(set().union(*spans.values()), reverse=group.backwards):
+            needed = only({node for node, steps in spans.items() if step in steps}, body)
+            trees = [self.specialise(tree, family, step, step + 1) for tree in needed]
+            pieces.append(Loop(family, step, step + 1, False, tuple(trees)))
+        return pieces
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""

@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,7 +23,7 @@ from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
-from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
 from tempo.schedule.script import Chunks, Item, Part, Script
 from tempo.schedule.storage import Keeping, Latest, Steps, Storage, Store, Window
 from tempo.symbolic import Bound, Dim
@@ -109,7 +109,7 @@ class Parts:
                     lowering.execute(tree, state, here)
             return _keyed({key: state[key] for key in writes}), _keyed({node: state[node] for node in emitted})
 
-        return _Compiled(reads, writes, tuple(_only(emitted, item.trees)), gathered, function)
+        return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, function)
 
     def is_local(self, node: Node, item: Item) -> bool:
         """Whether a node's values are read within a part only. (A reader may be computed in several.)"""
@@ -289,16 +289,6 @@ def _after(trees: Sequence[Tree]) -> Iterator[Node]:
             yield tree.node
         elif len(tree.steps) == 1:
             yield from _after(tree.body)
-
-
-def _only(nodes: Sequence[Node], trees: Sequence[Tree]) -> Iterator[Tree]:
-    """The trees without what does not compute these nodes."""
-    for tree in trees:
-        if isinstance(tree, Compute):
-            if tree.node in nodes:
-                yield tree
-        elif body := tuple(_only(nodes, tree.body)):
-            yield replace(tree, body=body)
 
 
 def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
