@@ -27,12 +27,14 @@ from tempo.ops import *  # noqa: F403
 from tempo.ops import __all__ as _functions
 from tempo.ops.host import Spec, host, spec
 from tempo.program import Dim, Program, State
+from tempo.schedule.plan import Plan
 from tempo.tensor import RecurrentTensor
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Dim",
+    "Plan",
     "Program",
     "Record",
     "RecurrentTensor",

@@ -43,6 +43,7 @@ from tempo.tensor import (
 if TYPE_CHECKING:
     from tempo.given import Result
     from tempo.runtime.executable import Executable
+    from tempo.schedule.plan import Plan
 
 DomainLike = SymbolicDim | Sequence[SymbolicDim]
 Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
@@ -432,15 +433,16 @@ class Program:
         backend: str = "jax",
         device: str | None = None,
         seed: int = 0,
+        plan: Plan | None = None,
     ) -> Executable:
         """Compile the program for given bounds: ``run = prog.compile({T: 1000}); run(x=samples).y``.
 
         ``backend`` is ``"jax"`` (one XLA program, on ``device``: "cpu", "gpu" or whatever is there) or ``"numpy"`` (the
-        same loops in Python, slow, for checking).
+        same loops in Python, slow, for checking). ``plan`` says what to compute at once and what to keep apart.
         """
         from tempo.runtime.executable import Executable
 
-        return Executable(self.graph, bounds or {}, backend, device, seed)
+        return Executable(self.graph, bounds or {}, backend, device, seed, plan=plan)
 
     def check(self, bounds: Mapping[Bound, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""

@@ -148,8 +148,10 @@ class Executable:
         return run
 
     def _arrays(self, seed: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        adopt = None if self._machine is None else self._machine.adopt
-        return check_inputs(self.source, self.numbers, inputs, seed, adopt=adopt)
+        if self._machine is None:
+            return check_inputs(self.source, self.numbers, inputs, seed)
+        machine = self._machine
+        return check_inputs(self.source, self.numbers, inputs, seed, adopt=machine.adopt, apart=machine.apart)
 
     def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
         if self._machine is not None:

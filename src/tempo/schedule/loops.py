@@ -114,9 +114,7 @@ def schedule(
     return _schedule(graph, numbers, {}, unrolled)
 
 
-def _schedule(
-    graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int], unrolled: frozenset[Dim]
-) -> Schedule:
+def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int], unrolled: frozenset[Dim]) -> Schedule:
     relations = Relations(graph, numbers)
     _check_starts(graph, relations.numbers)
     needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}

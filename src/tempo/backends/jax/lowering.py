@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tempo.backends.jax import apart
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -24,7 +25,7 @@ from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
-from tempo.schedule.storage import Latest, Present, Storage, Window, extent
+from tempo.schedule.storage import Apart, Latest, Present, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
 from tempo.symbolic.grid import Grid, evaluate
@@ -102,12 +103,26 @@ class Lowering:
         state: State = {}
         for node in self.schedule.places:
             if node.op is INPUT:
-                array = jnp.asarray(inputs[node.attributes["input"]])
-                for axis, d in enumerate(node.domain):
-                    start, stop = self.schedule.steps(node, d)
-                    array = shifted(array, axis, start, stop - start)
-                state[node] = array
+                state[node] = self.input(node, inputs[node.attributes["input"]])
         return state
+
+    def input(self, node: Node, given: Any) -> Any:
+        """The store of an input, of which a tuple has the steps of its first dim."""
+        store = self.storage.stores[node]
+        if isinstance(given, tuple):
+            start, stop = self.schedule.steps(node, node.domain[0])
+            rest = node.domain[1:]
+            return tuple(part for one in given[start:stop] for part in self.parts(one, store, rest))
+        parts = self.parts(given, store, node.domain)
+        return parts if apart.unrolled(store) else parts[0]
+
+    def parts(self, given: Array, store: Store, axes: tuple[Dim, ...]) -> tuple[Array, ...]:
+        """The arrays of a store, out of an array with these dims in front."""
+        array = jnp.asarray(given)
+        for axis, d in enumerate(axes):
+            start, stop = self.schedule.steps(store.node, d)
+            array = shifted(array, axis, start, stop - start)
+        return apart.cut(array, store, axes)
 
     def outputs(self, state: State) -> dict[str, Array]:
         return {name: self.output(name, edge, state) for name, edge in self.graph.outputs.items()}
@@ -131,7 +146,9 @@ class Lowering:
         carried: list[Any] = [node for node in inside if self.is_carried(node)]
         for node in carried:
             if node not in state:
-                state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
+                state[node] = apart.zeros(self.storage.stores[node])
+        # Of stores with an array per step of an unrolled dim, those that this loop changes.
+        changed = {node: self.changed(node, at) for node in carried}
 
         back = -1 if tree.backwards else 1
         stride = back * (tree.block or 1)
@@ -143,18 +160,29 @@ class Lowering:
 
         def body(k: Array, carry: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
             arrays, before = carry
-            inner = {**state, **dict(zip(carried, arrays, strict=True))}
+            inner = dict(state)
+            put(inner, arrays)
             here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
             for node, array in zip(remembered, before, strict=True):
                 steps = {d: here[d.origin] for d in node.domain if d.origin in here}
                 inner[_Previous(node)] = _Value(array, steps, tree.dim, back)
             for t in tree.body:
                 self.execute(t, inner, here)
-            return [inner[node] for node in carried], [inner[_Fresh(node)].array for node in remembered]
+            return taken(inner), [inner[_Fresh(node)].array for node in remembered]
+
+        def taken(held: State) -> list[Any]:
+            """What is carried of a state."""
+            own = ((held[key], changed.get(key)) for key in carried)
+            return [value if numbers is None else [value[n] for n in numbers] for value, numbers in own]
+
+        def put(held: State, values: Sequence[Any]) -> None:
+            for key, value in zip(carried, values, strict=True):
+                numbers = changed.get(key)
+                held[key] = value if numbers is None else apart.replaced(held[key], numbers, value)
 
         earlier = tree.at(first - stride, at.get(tree.dim))
         before = [self.at_step(node, state, {**at, tree.dim: earlier}) for node in remembered]
-        start = ([state[node] for node in carried], before)
+        start = (taken(state), before)
         if tree.until is None:
             arrays, _ = _repeated(count, body, start, self.unrolled(tree))
         else:
@@ -166,7 +194,16 @@ class Lowering:
                 return (k < count) & (first + k < arrays[position] + beyond)
 
             _, (arrays, _) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
-        state.update(zip(carried, arrays, strict=True))
+        put(state, arrays)
+
+    def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:
+        """Which arrays of a node's store a loop may change that is at these steps of the loops around it; None for a
+        store that is one array."""
+        store = self.storage.stores[node]
+        if not apart.unrolled(store):
+            return None
+        steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in apart.unrolled(store) if d.origin in at}
+        return apart.positions(store, steps)
 
     def unrolled(self, tree: Loop) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
@@ -195,7 +232,7 @@ class Lowering:
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
         block = self.block(node, state, at)
-        value = read(node.here(), state[node], self.storage.stores[node], block, {})
+        value = read(node.here(), *self.held(node.here(), state, block), block, {})
         return jnp.broadcast_to(_spread(value, block.dims, 0), (*block.lengths, *self.storage.stores[node].value))
 
     def is_carried(self, node: Node) -> bool:
@@ -203,7 +240,7 @@ class Lowering:
         kept = self.storage.stores[node].dims
         if node in self.schedule.folds:
             return True
-        return any(not isinstance(kept[d], Latest | Present) and self.is_looped(node, d) for d in node.domain)
+        return any(not isinstance(kept[d], Latest | Present | Apart) and self.is_looped(node, d) for d in node.domain)
 
     def is_looped(self, node: Node, d: Dim) -> bool:
         return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
@@ -291,11 +328,17 @@ class Lowering:
             present = self.present(edge.node, [d for d in fresh.at if d not in points], block)
             value = read(edge, fresh.array, replace(store, dims=here), block, present)
             return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
-        # Before anything is written into a store, only slices of no length and discarded cases read it.
-        held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
+        held, store = self.held(edge, state, block)
         present = self.present(edge.node, [d for d, kept in store.dims.items() if isinstance(kept, Present)], block)
         value = read(edge, held, store, block, present)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+
+    def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
+        """The array that a block reads through an edge, and its layout."""
+        store = self.storage.stores[edge.node]
+        # Before anything is written into a store, only slices of no length and discarded cases read it.
+        held = state[edge.node] if edge.node in state else apart.zeros(store)
+        return apart.gathered(edge, held, store, block) if apart.unrolled(store) else (held, store)
 
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
         """The first steps of a node's dims in the block that a loop is at."""
@@ -446,6 +489,17 @@ class Lowering:
     def write(self, node: Node, value: Value, state: State, block: Block) -> None:
         """Put a block's value into the node's store."""
         store = self.storage.stores[node]
+        if not apart.unrolled(store):
+            state[node] = self.written(store, state.get(node), value, state, block)
+        else:
+            held = state[node] if node in state else apart.zeros(store)
+            (number,) = apart.positions(store, block.at)
+            part = self.written(apart.part_of(store), held[number], value, state, block)
+            state[node] = apart.replaced(held, [number], [part])
+
+    def written(self, store: Store, held: Array | None, value: Value, state: State, block: Block) -> Array:
+        """What an array of a store becomes when a block's value is put into it."""
+        node = store.node
         array = value.array
         if value.dims != block.dims:
             array = _spread(value, block.dims, 0)
@@ -453,10 +507,9 @@ class Lowering:
         array = array.astype(node.dtype)
         inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
         if all(isinstance(store.dims[d], Latest | Present) for d in inside):
-            state[node] = array
-            return
-        if node not in state:
-            state[node] = jnp.zeros(store.shape, node.dtype)
+            return array
+        if held is None:
+            held = jnp.zeros(store.shape, node.dtype)
         state[_Fresh(node)] = _Value(array, inside)
         stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
         starts: list[Any] = []
@@ -472,14 +525,13 @@ class Lowering:
                 wraps = wraps or isinstance(kept, Window)
         if not wraps:
             starts += [0] * len(store.value)
-            state[node] = lax.dynamic_update_slice(state[node], array, [jnp.asarray(s, jnp.int32) for s in starts])
-            return
+            return lax.dynamic_update_slice(held, array, [jnp.asarray(s, jnp.int32) for s in starts])
         # A block may end at the beginning of a circle.
         places = []
         for axis, start in enumerate(starts):
             slots = (start + np.arange(array.shape[axis])) % store.shape[axis]
             places.append(slots.reshape([-1 if n == axis else 1 for n in range(len(starts))]))
-        state[node] = state[node].at[tuple(places)].set(array)
+        return held.at[tuple(places)].set(array)
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: Range.of(s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
