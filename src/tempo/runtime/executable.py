@@ -67,10 +67,12 @@ class Executable:
         with self.timed("passes"):
             if parallel is None:
                 parallel = _on_gpu(backend, device)
-            self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
-        with self.timed("schedule"):
             self.plan = plan or Plan()
-            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph), self.plan.unrolled(graph))
+            unrolled = self.plan.unrolled(graph)
+            several = self.numbers if parallel else None
+            self.graph = with_own_emits(apply_passes(graph, skip, several, self.numbers, unrolled))
+        with self.timed("schedule"):
+            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph), unrolled)
         with self.timed("storage"):
             self.storage = plan_storage(self.graph, self.schedule, self.numbers)
         self._script = Script(self.graph, self.schedule, self.storage)

@@ -142,6 +142,8 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
             kept[d] = whole if node in results else _keeping(d, node, readers.get(node, ()), schedule) or whole
+            if kept[d] == Window(whole.size):
+                kept[d] = whole  # in which a slice is one piece
             if not isinstance(kept[d], Latest) and _is_apart(node, d, schedule):
                 kept[d] = Apart(start, stop - start)
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
