@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.runtime.executable import Executable
 from tests.schedule.common import outline
 
 Array = Any
@@ -405,3 +406,41 @@ def test_a_dim_that_stops_on_data_is_not_unrolled() -> None:
         prog.output("y", y)
     with pytest.raises(tp.errors.ProgramError, match="the plan unrolls t, which stops on data"):
         prog.compile({T: 4}, "numpy", plan=tp.Plan(unroll=("t",)))
+
+
+# -- what is unrolled where nobody says ------------------------------------------------------------------------
+
+
+def stack(width: int) -> tuple[tp.Program, Any, Any]:
+    """Layers with weights of 4 * width**2 bytes."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        l, L = prog.dim("l")
+        w = prog.input("w", (width, width), l)
+        h = prog.recurrent("h", width, (t, l))
+        y = prog.recurrent("y", width, t)
+        y[-1] = 1.0
+        h[t, -1] = y[t - 1]
+        h[t, l] = tp.tanh(h[t, l - 1] @ w)
+        y[t] = h[t, L - 1]
+        prog.output("y", y)
+    return prog, T, L
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "steps", "gpu", "expected"),
+    [
+        (512, 28, 8, True, ("l",)),  # 1 MiB a layer
+        (512, 28, 8, False, ()),  # a CPU gains nothing
+        (256, 28, 8, True, ()),  # small weights
+        (512, 65, 8, True, ()),  # too many layers
+        (512, 28, 1, True, ()),  # one step: what is sliced is sliced once
+    ],
+)
+def test_short_inner_loops_over_large_operands_are_unrolled_on_a_gpu(
+    width: int, layers: int, steps: int, gpu: bool, expected: tuple[str, ...]
+) -> None:
+    prog, T, L = stack(width)
+    run = Executable(prog.graph, {T: steps, L: layers}, "numpy", parallel=gpu)
+    assert run.plan.unroll == expected
+    assert Executable(prog.graph, {T: steps, L: layers}, "numpy", parallel=gpu, plan=tp.Plan()).plan.unroll == ()

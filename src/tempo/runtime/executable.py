@@ -25,6 +25,7 @@ from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan
 from tempo.schedule.script import Script
 from tempo.schedule.storage import plan_storage
+from tempo.schedule.unrolling import worth_unrolling
 
 if TYPE_CHECKING:
     from tempo.runtime.progress import ProgressBar
@@ -64,17 +65,13 @@ class Executable:
         self.numbers = check_bounds(graph, bounds)
         with self.timed("analysis"):
             check_program(graph, bounds)
-        with self.timed("passes"):
-            if parallel is None:
-                parallel = _on_gpu(backend, device)
-            self.plan = plan or Plan()
-            unrolled = self.plan.unrolled(graph)
-            several = self.numbers if parallel else None
-            self.graph = with_own_emits(apply_passes(graph, skip, several, self.numbers, unrolled))
-        with self.timed("schedule"):
-            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph), unrolled)
-        with self.timed("storage"):
-            self.storage = plan_storage(self.graph, self.schedule, self.numbers)
+        if parallel is None:
+            parallel = _on_gpu(backend, device)
+        self._follow(plan or Plan(), skip, parallel)
+        if plan is None and parallel:
+            unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
+            if unroll:
+                self._follow(Plan(unroll=unroll), skip, parallel)
         self._script = Script(self.graph, self.schedule, self.storage)
         self._latest: Run | None = None
         self._over = False
@@ -85,6 +82,18 @@ class Executable:
 
             with self.timed("XLA"):
                 self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
+
+    def _follow(self, plan: Plan, skip: Container[str], parallel: bool) -> None:
+        """Loops and stores by a plan."""
+        self.plan = plan
+        unrolled = plan.unrolled(self.source)
+        with self.timed("passes"):
+            several = self.numbers if parallel else None
+            self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
+        with self.timed("schedule"):
+            self.schedule = schedule(self.graph, self.numbers, plan.sizes(self.source), unrolled)
+        with self.timed("storage"):
+            self.storage = plan_storage(self.graph, self.schedule, self.numbers)
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""
@@ -243,7 +252,7 @@ class _Timer:
         self.start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds[self.phase] = time.perf_counter() - self.start
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
 
 
 def _on_gpu(backend: str, device: str | None) -> bool:
