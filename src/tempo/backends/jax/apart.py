@@ -46,9 +46,9 @@ def zeros(store: Store, **options: Any) -> Any:
 
 
 def positions(store: Store, at: Mapping[Dim, Any]) -> list[int]:
-    """Which arrays of a store are those of some steps, for the unrolled dims of which none is given all of them."""
+    """Which arrays of a store are those at some steps; of unrolled dims that are not given, at all of them."""
     spans = [[kept.slot(at[d])] if d in at else range(kept.size) for d, kept in unrolled(store).items()]
-    return list(_numbers(store, spans))
+    return _numbers(store, spans)
 
 
 def _numbers(store: Store, slots: Sequence[Sequence[int]]) -> list[int]:
@@ -106,8 +106,8 @@ def _span(item: Expr | Slice, kept: Apart, block: Block) -> range:
         if isinstance(step, int):
             length = 1
             if isinstance(item, Slice):
-                steps = {d: step for d, step in block.at.items() if isinstance(step, int)}
-                length = interval(item.length.substitute({**block.bounds.numbers, **steps}), block.spans())[1]
+                known = {d: here for d, here in block.at.items() if isinstance(here, int)}
+                length = interval(item.length.substitute({**block.bounds.numbers, **known}), block.spans())[1]
             # Outside of the store read slices of no length, and cases that do not apply.
             low = min(max(kept.slot(step), 0), kept.size - 1)
             high = min(max(kept.slot(step) + length, low + 1), kept.size)
