@@ -75,9 +75,15 @@ class Ready:
         return found
 
 
-def compile_tempo(prog: tp.Program, bounds: Mapping[Any, int], arrays: Mapping[str, Array], device: Any) -> Ready:
+def compile_tempo(
+    prog: tp.Program,
+    bounds: Mapping[Any, int],
+    arrays: Mapping[str, Array],
+    device: Any,
+    plan: tp.Plan | None = None,
+) -> Ready:
     """One of our programs."""
-    run = prog.compile(bounds, device=device.platform)
+    run = prog.compile(bounds, device=device.platform, plan=plan)
     machine = run._machine
     memory = machine.memory()
     figures = {

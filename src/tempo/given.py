@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,11 +93,13 @@ def check_inputs(
     seed: int,
     partial: bool = False,
     adopt: Callable[[Any], Any] | None = None,
+    apart: Container[str] = (),
 ) -> dict[str, Any]:
     """The arrays of a run, in the shapes and dtypes that the program declares.
 
     What no result needs may be left out; ``partial`` lets everything be left out until it is asked for. ``adopt`` gives
-    a backend's own array for what is on a device already, and None for the rest, which become NumPy arrays.
+    a backend's own array for what is on a device already, and None for the rest, which become NumPy arrays. Inputs that
+    are kept ``apart`` may be a list or tuple with an array for each step of their first dim, and then become a tuple.
     """
     data = {"seed": seed_words(seed), **given}
     for name in given:
@@ -117,10 +119,26 @@ def check_inputs(
             )
     checked = {}
     for name, node in graph.inputs.items():
-        if name in data:
+        if name in apart and isinstance(data[name], list | tuple):
+            checked[name] = _check_steps(node, bounds, data[name], adopt)
+        elif name in data:
             adopted = None if adopt is None else adopt(data[name])
             checked[name] = _check_input(node, bounds, data[name], adopted)
     return checked
+
+
+def _check_steps(
+    node: Node, bounds: Mapping[Any, int], values: Sequence[Any], adopt: Callable[[Any], Any] | None
+) -> tuple[Any, ...]:
+    """An array for each step of an input's first dim."""
+    (count, *expected) = _input_shape(node, bounds)
+    one = replace(node, domain=node.domain[1:])
+    adopted = [None if adopt is None else adopt(value) for value in values]
+    found = [value if own is None else own for value, own in zip(values, adopted, strict=True)]
+    if len(found) == count and all(getattr(array, "shape", None) == tuple(expected) for array in found):
+        return tuple(_check_input(one, bounds, value, own) for value, own in zip(values, adopted, strict=True))
+    # Together they are an array, or what is wrong with them is said as of one.
+    return tuple(_check_input(node, bounds, values, None))
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:

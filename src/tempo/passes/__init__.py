@@ -1,6 +1,6 @@
 """Passes: functions from graph to graph, applied in this order."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.simplify import simplify
 from tempo.passes.skew import skew
+from tempo.symbolic import Dim
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
@@ -29,16 +30,17 @@ def apply_passes(
     skip: Container[str] = (),
     parallel: Mapping[Any, int] | None = None,
     numbers: Mapping[Any, int] | None = None,
+    unrolled: Set[Dim] = frozenset(),
 ) -> Graph:
     """The graph that is scheduled. Tests leave passes out to see that the results do not depend on them.
 
     ``numbers`` are the bounds' numbers, where they are known. ``parallel`` is for devices on which many steps at once
-    take no longer than one: the bounds' numbers.
+    take no longer than one: the bounds' numbers. Recurrences over ``unrolled`` dims stay as they are.
     """
     for name, change in PASSES:
         if name in NEEDED or name not in skip:
-            graph = skew(graph, numbers) if change is skew else change(graph)
-    return graph if parallel is None else linear_recurrences(graph, parallel)
+            graph = skew(graph, numbers, unrolled) if change is skew else change(graph)
+    return graph if parallel is None else linear_recurrences(graph, parallel, unrolled)
 
 
 def with_own_emits(graph: Graph) -> Graph:

@@ -19,7 +19,7 @@ zero times infinity is not a number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,11 +71,12 @@ Loops = tuple[tuple[Dim, bool], ...]
 """Dims of loops and whether they go backwards."""
 
 
-def linear_recurrences(graph: Graph, numbers: Mapping[Any, int]) -> Graph:
-    """The graph with every linear recurrence that is worth it as a scan, given the bounds' numbers."""
+def linear_recurrences(graph: Graph, numbers: Mapping[Any, int], unrolled: Set[Dim] = frozenset()) -> Graph:
+    """The graph with every linear recurrence that is worth it as a scan, given the bounds' numbers. Over dims that are
+    ``unrolled`` none is: a scan needs all their steps in one array."""
     if graph.stops:
         return graph
-    found = _Search(graph, numbers)
+    found = _Search(graph, numbers, unrolled)
     reads = [(node, edge) for node in graph.nodes for edge in _edges(graph, node)]
     for circle in _circles(graph.nodes, reads):
         found.search(circle, reads, ())
@@ -100,8 +101,9 @@ def _circles(nodes: Iterable[Node], reads: Sequence[Read]) -> list[set[Node]]:
 class _Search:
     """Looks for linear recurrences in circles, and in the circles that are left inside of the loops they need."""
 
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int], unrolled: Set[Dim]) -> None:
         self.graph = graph
+        self.unrolled = unrolled
         self.numbers = numbers
         self.relations = Relations(graph, numbers)
         self.cases = dict(graph.cases)
@@ -229,6 +231,8 @@ class _Search:
     def is_worth_it(self, y: Node, form: _Form, dim: Dim, outer: Loops) -> bool:
         """Whether there is room for the values of all steps, nobody waits for those of single steps, and products of
         factors stay numbers."""
+        if dim.origin in self.unrolled:
+            return False
         looped = [family for family, _ in outer]
         lengths = {d: stop - start for d, (start, stop) in self.steps(y).items()}
         sizes = [as_expr(size).evaluate(self.numbers) for size in y.shape]

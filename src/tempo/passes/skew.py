@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,23 +42,24 @@ HOISTED = ("einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod
 """Operations that gain from being done for all points at once stay outside of the loop."""
 
 
-def skew(graph: Graph, numbers: Mapping[Any, int] | None = None) -> Graph:
+def skew(graph: Graph, numbers: Mapping[Any, int] | None = None, unrolled: Set[Dim] = frozenset()) -> Graph:
     """The graph with its two-dimensional recurrences along their diagonals.
 
-    The bounds' numbers say which dim is the shorter one, and is done at once.
+    The bounds' numbers say which dim is the shorter one, and is done at once. Dims that are ``unrolled`` stay as they
+    are: along a diagonal all their steps would be needed in one array.
     """
     if graph.stops:
         return graph
     # Every change leaves one loop less, so that this ends. A cube becomes one loop over i + j + k in two changes.
-    while (skewing := next(_all_wavefronts(graph, numbers), None)) is not None:
+    while (skewing := next(_all_wavefronts(graph, numbers, unrolled), None)) is not None:
         graph = _Skewed(graph, skewing).result()
     return graph
 
 
-def _all_wavefronts(graph: Graph, numbers: Mapping[Any, int] | None) -> Iterator[_Skewing]:
+def _all_wavefronts(graph: Graph, numbers: Mapping[Any, int] | None, unrolled: Set[Dim]) -> Iterator[_Skewing]:
     for circle in node_circles(graph):
         reads = [r for node in circle for r in _reads(graph, node) if r.producer in circle]
-        yield from _wavefronts(graph, circle, reads, numbers)
+        yield from _wavefronts(graph, circle, reads, numbers, unrolled)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,11 @@ class _Skewing:
 
 
 def _wavefronts(
-    graph: Graph, circle: set[Node], reads: Sequence[_Read], numbers: Mapping[Any, int] | None
+    graph: Graph,
+    circle: set[Node],
+    reads: Sequence[_Read],
+    numbers: Mapping[Any, int] | None,
+    unrolled: Set[Dim],
 ) -> Iterator[_Skewing]:
     """The circles that would get two loops, one in the other, of which one along diagonals would do."""
     shared = set.intersection(*({d.origin for d in node.domain} for node in circle))
@@ -154,13 +159,13 @@ def _wavefronts(
             inner = _circles(circle, rest)
             if not inner:
                 return
-            found = _choose(graph, circle, reads, families, numbers)
+            found = _choose(graph, circle, reads, [d for d in families if d not in unrolled], numbers)
             if found is not None:
                 yield found
                 return
             for c in inner:
                 inside = [r for r in rest if r.consumer in c and r.producer in c]
-                yield from _wavefronts(graph, c, inside, numbers)
+                yield from _wavefronts(graph, c, inside, numbers, unrolled)
             return
 
 

@@ -24,6 +24,7 @@ from tempo.errors import CheckpointError
 from tempo.given import Record
 from tempo.graph.fingerprint import digest, fingerprint, numbered
 from tempo.graph.node import Graph, Node
+from tempo.graph.structural import HOST
 from tempo.runtime.run import Run
 from tempo.schedule.script import Position, Script
 from tempo.schedule.storage import Storage
@@ -96,7 +97,8 @@ class Checkpoints:
             if isinstance(key, Bound):
                 tensors[f"bound {key.name}"] = np.asarray(value)
             elif isinstance(value, tuple):
-                tensors.update({f"call {self.nodes[key]} {n}": np.asarray(v) for n, v in enumerate(value)})
+                kind = "call" if key.op is HOST else "part"
+                tensors.update({f"{kind} {self.nodes[key]} {n}": np.asarray(v) for n, v in enumerate(value)})
             else:
                 tensors[f"store {self.nodes[key]}"] = np.asarray(value)
         records = []
@@ -125,16 +127,16 @@ class Checkpoints:
     def _kept(self, tensors: Mapping[str, Array]) -> dict[Any, Any]:
         nodes = {str(number): node for node, number in self.nodes.items()}
         kept: dict[Any, Any] = {}
-        calls: dict[Node, dict[int, Array]] = {}
+        several: dict[Node, dict[int, Array]] = {}
         for name, array in tensors.items():
             match name.split(" "):
                 case ["store", number]:
                     kept[nodes[number]] = array
-                case ["call", number, position]:
-                    calls.setdefault(nodes[number], {})[int(position)] = array
+                case ["call" | "part", number, position]:
+                    several.setdefault(nodes[number], {})[int(position)] = array
                 case ["bound", bound]:
                     kept[self.bounds[bound]] = array
-        return {**kept, **{node: tuple(a for _, a in sorted(found.items())) for node, found in calls.items()}}
+        return {**kept, **{node: tuple(a for _, a in sorted(found.items())) for node, found in several.items()}}
 
 
 def _write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
 from tempo.schedule.script import Script
+from tempo.schedule.unrolling import worth_unrolling
 
 if TYPE_CHECKING:
     from tempo.runtime.progress import ProgressBar
@@ -69,25 +70,36 @@ class Executable:
         self.numbers = check_bounds(graph, bounds)
         with self.timed("analysis"):
             check_program(graph, bounds)
-        with self.timed("passes"):
-            if parallel is None:
-                parallel = _on_gpu(backend, device)
-            self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
+        if parallel is None:
+            parallel = _on_gpu(backend, device)
         goal, wanted = wanted_plan(plan)
         wanted.sizes(graph)  # what is wrong with it is wrong with what the user wrote
+        budget = free_memory(backend, device) if memory is None else bytes_of(memory)
         self._machine: Any = None
-        with self.timed("plan"):
-            planner = Planner(self.graph, self.numbers, wanted)
-            budget = free_memory(backend, device) if memory is None else bytes_of(memory)
-            if goal == "smallest":
-                self._take(planner.smallest())
-            else:
-                self._take(planner.fastest() if budget is None else planner.within(budget))
+        planner = self._plan(goal, wanted, budget, skip, parallel)
+        if plan is None and parallel:
+            unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
+            if unroll:
+                planner = self._plan(goal, replace(wanted, unroll=unroll), budget, skip, parallel)
         if backend == "jax":
             self._compile(planner, budget, device, promised=memory is not None)
         self._latest: Run | None = None
         self._over = False
         self._loaded: Checkpoint | None = None
+
+    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], parallel: bool) -> Planner:
+        """Passes, loops and stores for what is wanted."""
+        unrolled = wanted.unrolled(self.source)
+        with self.timed("passes"):
+            several = self.numbers if parallel else None
+            self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
+        with self.timed("plan"):
+            planner = Planner(self.graph, self.numbers, wanted, unrolled)
+            if goal == "smallest":
+                self._take(planner.smallest())
+            else:
+                self._take(planner.fastest() if budget is None else planner.within(budget))
+        return planner
 
     @property
     def where(self) -> str:
@@ -185,8 +197,10 @@ class Executable:
         return run
 
     def _arrays(self, seed: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        adopt = None if self._machine is None else self._machine.adopt
-        return check_inputs(self.source, self.numbers, inputs, seed, adopt=adopt)
+        if self._machine is None:
+            return check_inputs(self.source, self.numbers, inputs, seed)
+        machine = self._machine
+        return check_inputs(self.source, self.numbers, inputs, seed, adopt=machine.adopt, apart=machine.apart)
 
     def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
         if self._machine is not None:
@@ -277,7 +291,7 @@ class _Timer:
         self.start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds[self.phase] = time.perf_counter() - self.start
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
 
 
 def _on_gpu(backend: str, device: str | None) -> bool:

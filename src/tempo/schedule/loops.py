@@ -30,7 +30,7 @@ from tempo.graph.traversal import components, reachable
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
-from tempo.schedule.looptree import Compute, Loop, Tree
+from tempo.schedule.looptree import Compute, Loop, Tree, only
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
@@ -83,6 +83,8 @@ class Schedule:
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
+    unrolled: frozenset[Dim]
+    """Dims whose steps are computed each by code of its own."""
     backwards: frozenset[int]
     """The numbers of the loops that run backwards."""
     reasons: Mapping[tuple[Node, Dim], str]
@@ -98,12 +100,18 @@ class Schedule:
         return first, last + 1
 
 
-def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
+def schedule(
+    graph: Graph,
+    numbers: Mapping[Any, int],
+    blocks: Mapping[Dim, int] = MappingProxyType({}),
+    unrolled: frozenset[Dim] = frozenset(),
+) -> Schedule:
     """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
 
-    ``blocks`` says of some dims how many steps are computed at once where all of them could be.
+    ``blocks`` says of some dims how many steps are computed at once where all of them could be; ``unrolled`` dims get a
+    piece of code per step instead of a loop.
     """
-    return Scheduler(graph, numbers).schedule(blocks)
+    return Scheduler(graph, numbers).schedule(blocks, unrolled)
 
 
 class Scheduler:
@@ -127,26 +135,28 @@ class Scheduler:
         )
         self.spans = {n: {d: span(points, d.name) or (0, -1) for d in n.domain} for n, points in self.needed.items()}
 
-    def schedule(self, blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
-        """Loops, in blocks of these many steps of some dims."""
+    def schedule(
+        self, blocks: Mapping[Dim, int] = MappingProxyType({}), unrolled: frozenset[Dim] = frozenset()
+    ) -> Schedule:
+        """Loops, in blocks of these many steps of some dims, and none over those that are unrolled."""
         stopped = {dim.bound for dim in self.graph.stops}
         fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
         sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(self.numbers)}
         if sizes:
             # What has no order of steps in blocks is computed without them.
             with contextlib.suppress(_TangledError):
-                return _schedule(self, sizes)
-        return _schedule(self, {})
+                return _schedule(self, sizes, unrolled)
+        return _schedule(self, {}, unrolled)
 
 
-def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int]) -> Schedule:
+def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozenset[Dim]) -> Schedule:
     graph, numbers, relations, needed = scheduler.graph, scheduler.numbers, scheduler.relations, scheduler.needed
     shifts: Shifts = {}
     # The steps that reads look back are the same in every schedule, the shifts are not.
     dependences = tuple(Dependence(d.read, d.numbers, shifts, d.distances) for d in scheduler.dependences)
     limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
     spans = {node: dict(own) for node, own in scheduler.spans.items()}
-    builder = _Builder(graph, relations.numbers, limits, spans, shifts, sizes)
+    builder = _Builder(graph, relations.numbers, limits, spans, shifts, sizes, unrolled)
     exact = scheduler.spans
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
@@ -171,6 +181,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int]) -> Schedule:
         results,
         builder.blocks,
         builder.folds,
+        unrolled,
         frozenset(builder.backwards),
         builder.reasons,
     )
@@ -232,9 +243,11 @@ class _Builder:
         spans: dict[Node, dict[Dim, tuple[int, int]]],
         shifts: Shifts,
         sizes: Mapping[Dim, int],
+        unrolled: frozenset[Dim],
     ) -> None:
         self.shifts = shifts
         self.sizes = sizes
+        self.unrolled = unrolled
         self.blocks: dict[int, int] = {}
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
@@ -281,7 +294,10 @@ class _Builder:
         groups = self.tiled(units, dependences, outer)
         if groups is None:
             self.sink(units, dependences)
+            self.unroll(units, outer)
             groups = join(units, dependences)
+        else:
+            groups = [part for group in groups for part in self.unrolled_parts(group, dependences, outer)]
         trees: list[Tree] = []
         for group in groups:
             if group.tangled:
@@ -334,6 +350,25 @@ class _Builder:
             )
             self.folds.setdefault(node, {})[family] = replace(found, base=max(steps))
         return tiling.groups
+
+    def unroll(self, units: Sequence[Group], outer: Place) -> None:
+        """Put what needs no loop into those over unrolled dims, which are none: its values are never in one array."""
+        looped = {family for family, _ in outer}
+        for unit in units:
+            (node, *others) = unit.nodes
+            if unit.family is None and not others and not unit.tangled and node.op is not INPUT:
+                batch = node.attributes["batch"] if node.op is HOST else ()
+                own = (d.origin for d in node.domain if d not in batch)
+                unit.family = next((d for d in own if d in self.unrolled and d not in looped), None)
+
+    def unrolled_parts(self, group: Group, dependences: Sequence[Dependence], outer: Place) -> list[Group]:
+        """A group without a loop, as groups of which some have one over an unrolled dim."""
+        if group.family is not None or group.tangled or not self.unrolled:
+            return [group]
+        units = [Group(None, False, [node]) for node in group.nodes]
+        self.unroll(units, outer)
+        inside = set(group.nodes)
+        return join(units, [d for d in dependences if d.consumer in inside and d.producer in inside])
 
     def block_loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
@@ -560,6 +595,8 @@ class _Builder:
         here = (*outer, (family, self.loops))
         if group.backwards:
             self.backwards.add(self.loops)
+        if family in self.unrolled:
+            return self.step_by_step(group, family, self.sequence(group.nodes, rest, here))
         pieces: list[Tree] = []
         for start, stop, active in self.segments(group, family, dependences):
             within = self.independent(start, stop, active, family, dependences)
@@ -649,6 +686,21 @@ class _Builder:
                     if len(rest) < len(inside):
                         return self.needs_no_loop(list(circle), rest, family)
         return False
+
+    def step_by_step(self, group: Group, family: Dim, body: Sequence[Tree]) -> list[Tree]:
+        """A piece per step of an unrolled dim, with what is needed of a body at that step."""
+        spans = {}
+        for node in group.nodes:
+            own = next(d for d in node.domain if d.origin is family)
+            low, high = self.spans[node][own]
+            offset = self.offset(node, own)
+            spans[node] = range(low + offset, high + 1 + offset)
+        pieces: list[Tree] = []
+        for step in sorted(set().union(*spans.values()), reverse=group.backwards):
+            needed = only({node for node, steps in spans.items() if step in steps}, body)
+            trees = [self.specialise(tree, family, step, step + 1) for tree in needed]
+            pieces.append(Loop(family, step, step + 1, False, tuple(trees)))
+        return pieces
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""

@@ -10,7 +10,7 @@ Compute ::= a node, at the point and in the blocks that the loops around it are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,6 +78,16 @@ def computes(trees: Sequence[Tree]) -> Iterator[Compute]:
             yield from computes(tree.body)
         else:
             yield tree
+
+
+def only(nodes: Container[Node], trees: Sequence[Tree]) -> Iterator[Tree]:
+    """The trees without what does not compute these nodes."""
+    for tree in trees:
+        if isinstance(tree, Compute):
+            if tree.node in nodes:
+                yield tree
+        elif body := tuple(only(nodes, tree.body)):
+            yield replace(tree, body=body)
 
 
 def show(trees: Sequence[Tree], indent: str = "") -> str:

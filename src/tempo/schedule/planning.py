@@ -12,6 +12,7 @@ from tempo.graph.node import Graph
 from tempo.schedule.loops import Schedule, Scheduler
 from tempo.schedule.plan import Plan
 from tempo.schedule.storage import Storage, plan_storage
+from tempo.symbolic import Dim
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -51,8 +52,9 @@ def show_bytes(size: int) -> str:
 class Planner:
     """Finds plans for a graph."""
 
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int], wanted: Plan) -> None:
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int], wanted: Plan, unrolled: frozenset[Dim]) -> None:
         self.graph = graph
+        self.unrolled = unrolled
         self.numbers = numbers
         self.wanted = wanted
         self.scheduler = Scheduler(graph, numbers)
@@ -63,7 +65,7 @@ class Planner:
         key = tuple(sorted(blocks.items()))
         if key not in self.found:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
-            schedule = self.scheduler.schedule(plan.sizes(self.graph))
+            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled)
             self.found[key] = Planned(plan, schedule, plan_storage(self.graph, schedule, self.numbers))
         return self.found[key]
 
@@ -119,6 +121,7 @@ class Planner:
             if d.origin is d
             # Dims that Tempo made have no names that a user could write.
             and d.name.isidentifier()
+            and d not in self.unrolled
             and not d.bound.symbols() & stopped
             and d.bound.evaluate(self.numbers) > 1
         ]

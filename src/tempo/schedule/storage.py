@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.graph.node import Edge, Graph, Node
-from tempo.graph.structural import HOST
+from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Place, Schedule
 from tempo.schedule.peak import peak_bytes
@@ -69,7 +69,21 @@ class Present:
         return f"block of {self.size}"
 
 
-Keeping = Steps | Window | Latest | Present
+@dataclass(frozen=True)
+class Apart:
+    """The steps ``start .. start + size - 1`` of a dim, all kept, each in an array of its own."""
+
+    start: int
+    size: int
+
+    def slot(self, step: int) -> int:
+        return step - self.start
+
+    def __str__(self) -> str:
+        return f"{self.size} steps apart"
+
+
+Keeping = Steps | Window | Latest | Present | Apart
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,10 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
             single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
             keeping = None if None in single else _keeping(d, node, readers.get(node, ()), schedule, single)
             kept[d] = keeping or whole
+            if kept[d] == Window(whole.size):
+                kept[d] = whole  # in which a slice is one piece
+            if not isinstance(kept[d], Latest) and _is_apart(node, d, schedule):
+                kept[d] = Apart(start, stop - start)
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
@@ -221,6 +239,13 @@ def _last_steps(
     final = max(steps) - first + 1 if number in schedule.backwards else stop - min(steps)
     size = max(final, furthest + 1)
     return Window(size, final) if size <= (stop - first) // 2 else None
+
+
+def _is_apart(node: Node, dim: Dim, schedule: Schedule) -> bool:
+    """Whether every step of a dim is computed by code of its own, or given."""
+    if dim.origin not in schedule.unrolled:
+        return False
+    return node.op is INPUT or all(_loops(place, dim.origin) for place in schedule.places[node])
 
 
 def _outside(place: Place, family: Dim) -> list[Dim]:

@@ -69,10 +69,12 @@ def check_compiled(
 
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
-    """Blocks of some of a program's dims."""
+    """Blocks of some of a program's dims; some others unrolled."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
-    return Plan({d.name: choices.integer(1, d.bound.evaluate(numbers)) for d in dims})
+    unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
+    blocks = {d.name: choices.integer(1, d.bound.evaluate(numbers)) for d in dims if d not in unrolled}
+    return Plan(blocks, tuple(d.name for d in unrolled))
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tempo.backends.jax import apart
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -24,7 +25,7 @@ from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
-from tempo.schedule.storage import Latest, Present, Storage, Window, extent
+from tempo.schedule.storage import Apart, Latest, Present, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
 from tempo.symbolic.grid import Grid, evaluate
@@ -119,12 +120,26 @@ class Lowering:
         state: State = {}
         for node in self.schedule.places:
             if node.op is INPUT:
-                array = jnp.asarray(inputs[node.attributes["input"]])
-                for axis, d in enumerate(node.domain):
-                    start, stop = self.schedule.steps(node, d)
-                    array = shifted(array, axis, start, stop - start)
-                state[node] = array
+                state[node] = self.input(node, inputs[node.attributes["input"]])
         return state
+
+    def input(self, node: Node, given: Any) -> Any:
+        """The store of an input, of which a tuple has the steps of its first dim."""
+        store = self.storage.stores[node]
+        if isinstance(given, tuple):
+            start, stop = self.schedule.steps(node, node.domain[0])
+            rest = node.domain[1:]
+            return tuple(part for one in given[start:stop] for part in self.parts(one, store, rest))
+        parts = self.parts(given, store, node.domain)
+        return parts if apart.unrolled(store) else parts[0]
+
+    def parts(self, given: Array, store: Store, axes: tuple[Dim, ...]) -> tuple[Array, ...]:
+        """The arrays of a store, out of an array with these dims in front."""
+        array = jnp.asarray(given)
+        for axis, d in enumerate(axes):
+            start, stop = self.schedule.steps(store.node, d)
+            array = shifted(array, axis, start, stop - start)
+        return apart.cut(array, store, axes)
 
     def outputs(self, state: State) -> dict[str, Array]:
         return {name: self.output(name, edge, state) for name, edge in self.graph.outputs.items()}
@@ -148,7 +163,9 @@ class Lowering:
         carried: list[Any] = [node for node in inside if self.is_carried(node)]
         for node in carried:
             if node not in state:
-                state[node] = jnp.zeros(self.storage.stores[node].shape, node.dtype)
+                state[node] = apart.zeros(self.storage.stores[node])
+        # Of stores with an array per step of an unrolled dim, those that this loop changes.
+        changed = {node: self.changed(node, at) for node in carried}
 
         back = -1 if tree.backwards else 1
         stride = back * (tree.block or 1)
@@ -163,7 +180,8 @@ class Lowering:
 
         def body(k: Array, carry: Any) -> Any:
             arrays, before = carry
-            inner = {**state, **dict(zip(carried, arrays, strict=True)), _UNSTORED: unstored}
+            inner: State = {**state, _UNSTORED: unstored}
+            put(inner, arrays)
             here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
             for registers, values in zip(remembered, before, strict=True):
                 steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
@@ -175,13 +193,23 @@ class Lowering:
                 [inner[_Fresh(registers.node)].array, *values][: registers.depth]
                 for registers, values in zip(remembered, before, strict=True)
             ]
-            return [inner[node] for node in carried], after
+            return taken(inner), after
+
+        def taken(held: State) -> list[Any]:
+            """What is carried of a state."""
+            own = ((held[key], changed.get(key)) for key in carried)
+            return [value if numbers is None else [value[n] for n in numbers] for value, numbers in own]
+
+        def put(held: State, values: Sequence[Any]) -> None:
+            for key, value in zip(carried, values, strict=True):
+                numbers = changed.get(key)
+                held[key] = value if numbers is None else apart.replaced(held[key], numbers, value)
 
         def earlier(step: Any, n: int) -> Mapping[Dim, Any]:
             return {**at, tree.dim: tree.at(step - n * stride, at.get(tree.dim))}
 
         before = [[self.at_step(r.node, state, earlier(first, n + 1)) for n in range(r.depth)] for r in remembered]
-        start = ([state[node] for node in carried], before)
+        start = (taken(state), before)
         made: Any = count
         if tree.until is None:
             arrays, values = _repeated(count, body, start, self.unrolled(tree))
@@ -194,12 +222,21 @@ class Lowering:
                 return (k < count) & (first + k < arrays[position] + beyond)
 
             made, (arrays, values) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
-        state.update(zip(carried, arrays, strict=True))
+        put(state, arrays)
         for registers, kept in zip(remembered, values, strict=True):
             if not registers.stored:
                 for n, array in reversed(list(enumerate(kept))):
                     block = self.block(registers.node, state, earlier(first + stride * (made - 1), n))
                     self.write(registers.node, Value(array, block.dims), state, block)
+
+    def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:
+        """Which arrays of a node's store a loop may change that is at these steps of the loops around it; None for a
+        store that is one array."""
+        store = self.storage.stores[node]
+        if not apart.unrolled(store):
+            return None
+        steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in apart.unrolled(store) if d.origin in at}
+        return apart.positions(store, steps)
 
     def unrolled(self, tree: Loop) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
@@ -247,7 +284,7 @@ class Lowering:
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
         block = self.block(node, state, at)
-        value = read(node.here(), state[node], self.storage.stores[node], block, {})
+        value = read(node.here(), *self.held(node.here(), state, block), block, {})
         return jnp.broadcast_to(_spread(value, block.dims, 0), (*block.lengths, *self.storage.stores[node].value))
 
     def is_carried(self, node: Node) -> bool:
@@ -255,7 +292,7 @@ class Lowering:
         kept = self.storage.stores[node].dims
         if node in self.schedule.folds:
             return True
-        return any(not isinstance(kept[d], Latest | Present) and self.is_looped(node, d) for d in node.domain)
+        return any(not isinstance(kept[d], Latest | Present | Apart) and self.is_looped(node, d) for d in node.domain)
 
     def is_looped(self, node: Node, d: Dim) -> bool:
         return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
@@ -343,13 +380,19 @@ class Lowering:
             present = self.present(edge.node, [d for d in fresh.at if d not in points], block)
             value = read(edge, fresh.array, replace(store, dims=here), block, present)
             return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
-        # Before anything is written into a store, only slices of no length and discarded cases read it.
-        held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
+        held, store = self.held(edge, state, block)
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
         here = {d: Latest() if d in local and d not in blocks else kept for d, kept in store.dims.items()}
         value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block))
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+
+    def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
+        """The array that a block reads through an edge, and its layout."""
+        store = self.storage.stores[edge.node]
+        # Before anything is written into a store, only slices of no length and discarded cases read it.
+        held = state[edge.node] if edge.node in state else apart.zeros(store)
+        return apart.gathered(edge, held, store, block) if apart.unrolled(store) else (held, store)
 
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
         """The first steps of a node's dims in the block that a loop is at."""
@@ -506,6 +549,17 @@ class Lowering:
     def write(self, node: Node, value: Value, state: State, block: Block) -> None:
         """Put a block's value into the node's store."""
         store = self.storage.stores[node]
+        if not apart.unrolled(store):
+            state[node] = self.written(store, state.get(node), value, state, block)
+        else:
+            held = state[node] if node in state else apart.zeros(store)
+            (number,) = apart.positions(store, block.at)
+            part = self.written(apart.part_of(store), held[number], value, state, block)
+            state[node] = apart.replaced(held, [number], [part])
+
+    def written(self, store: Store, held: Array | None, value: Value, state: State, block: Block) -> Array:
+        """What an array of a store becomes when a block's value is put into it."""
+        node = store.node
         array = value.array
         if value.dims != block.dims:
             array = _spread(value, block.dims, 0)
@@ -513,13 +567,12 @@ class Lowering:
         array = array.astype(node.dtype)
         inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
         if all(isinstance(store.dims[d], Latest | Present) for d in inside):
-            state[node] = array
-            return
-        if node not in state:
-            state[node] = jnp.zeros(store.shape, node.dtype)
+            return array
+        if held is None:
+            held = jnp.zeros(store.shape, node.dtype)
         state[_Fresh(node)] = _Value(array, inside)
         if node in state.get(_UNSTORED, ()):
-            return
+            return held
         stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
         starts: list[Any] = []
         wraps = False
@@ -534,14 +587,13 @@ class Lowering:
                 wraps = wraps or isinstance(kept, Window)
         if not wraps:
             starts += [0] * len(store.value)
-            state[node] = lax.dynamic_update_slice(state[node], array, [jnp.asarray(s, jnp.int32) for s in starts])
-            return
+            return lax.dynamic_update_slice(held, array, [jnp.asarray(s, jnp.int32) for s in starts])
         # A block may end at the beginning of a circle.
         places = []
         for axis, start in enumerate(starts):
             slots = (start + np.arange(array.shape[axis])) % store.shape[axis]
             places.append(slots.reshape([-1 if n == axis else 1 for n in range(len(starts))]))
-        state[node] = state[node].at[tuple(places)].set(array)
+        return held.at[tuple(places)].set(array)
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: Range.of(s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}

@@ -19,12 +19,12 @@ import numpy as np
 from tempo.backends.jax.lowering import Lowering
 from tempo.backends.jax.worker import JaxWorker, Parts
 from tempo.errors import ProgramError
-from tempo.graph.node import Graph
+from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST
 from tempo.schedule.loops import Schedule
 from tempo.schedule.results import cut
 from tempo.schedule.script import Script
-from tempo.schedule.storage import Storage
+from tempo.schedule.storage import Apart, Storage, Store
 
 Array = Any
 
@@ -46,12 +46,12 @@ class JaxMachine:
         self.device = _device(device)
         self.wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
         self.inputs = {
-            node.attributes["input"]: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-                (*(d.bound.evaluate(numbers) for d in node.domain), *_sizes(node.shape, numbers)), node.dtype
-            )
+            node.attributes["input"]: _declared(node, numbers, storage.stores[node])
             for node in schedule.places
             if "input" in node.attributes
         }
+        self.apart = frozenset(name for name, declared in self.inputs.items() if isinstance(declared, tuple))
+        self.take_apart = jax.jit(tuple)
         self.lowering = Lowering(graph, schedule, storage, numbers, on_gpu=self.device.platform == "gpu")
         self.whole = not graph.emits and not any(node.op is HOST for node in graph.nodes)
         with self.settings():
@@ -66,7 +66,15 @@ class JaxMachine:
             yield
 
     def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: self.on_device(inputs[name]) for name in self.inputs}
+        return {name: self.steps_on_device(name, inputs[name]) for name in self.inputs}
+
+    def steps_on_device(self, name: str, given: Any) -> Any:
+        """An input on the device, or one array for each step of its first dim, if that is unrolled."""
+        if name not in self.apart:
+            return self.on_device(given)
+        if isinstance(given, jax.Array):
+            given = self.take_apart(given)
+        return tuple(map(self.on_device, given))
 
     def on_device(self, array: Array) -> Array:
         if isinstance(array, jax.Array) and array.devices() == {self.device}:
@@ -118,6 +126,15 @@ class JaxMachine:
             "outputs": found.output_size_in_bytes,
             "temporaries": found.temp_size_in_bytes,
         }
+
+
+def _declared(node: Node, numbers: Mapping[Any, int], store: Store) -> Any:
+    """The shape and dtype of an input; of each step of its first dim, if that is unrolled."""
+    shape = (*(d.bound.evaluate(numbers) for d in node.domain), *_sizes(node.shape, numbers))
+    if node.domain and isinstance(store.dims[node.domain[0]], Apart):
+        one = jax.ShapeDtypeStruct(shape[1:], node.dtype)  # type: ignore[no-untyped-call]
+        return (one,) * shape[0]
+    return jax.ShapeDtypeStruct(shape, node.dtype)  # type: ignore[no-untyped-call]
 
 
 def _sizes(shape: Any, numbers: Mapping[Any, int]) -> tuple[int, ...]:

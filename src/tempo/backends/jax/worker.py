@@ -11,19 +11,20 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tempo.backends.jax import apart
 from tempo.backends.jax.lowering import Lowering, State
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
-from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
 from tempo.schedule.script import Chunks, Item, Part, Script
 from tempo.schedule.storage import Keeping, Latest, Steps, Storage, Store, Window
 from tempo.symbolic import Bound, Dim
@@ -83,7 +84,7 @@ class Parts:
         emitted = [n for n in inside if n in self.emitted]
         computed = set(inside)
         others = [n for n in inside if n not in self.emitted]
-        carried = [n for n in others if self.lowering.is_carried(n)]
+        carried = [n for n in others if self.lowering.is_carried(n) or self.is_shared(n)]
         read = [p for n in inside for p in producers(n, self.graph.cases)]
         outside = [p for p in read if p.op is HOST or (p not in computed and p in self.stores)]
         stops = [self.lowering.stopping[n].bound for n in inside if n in self.lowering.stopping]
@@ -95,13 +96,14 @@ class Parts:
         gathered = {node: self.room(node, item) for node in emitted}
         lowering = copy.copy(self.lowering)
         lowering.storage = Storage({**self.stores, **gathered})
-        # The innermost loop over a dim says whether that is at a step or at a block of them.
+        # The innermost loop over a dim says whether that is at a step or at a block of them; which step, if it has one.
         blocks = {loop.dim: loop.block for loop in item.outer}
+        known = _known({loop.dim: loop for loop in item.outer})
 
         @functools.partial(jax.jit, donate_argnums=1)
         def function(kept: Any, changed: Any, at: Any, chunk: Any) -> Any:
             state = self.by_key({**kept, **changed})
-            here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()}
+            here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()} | known
             if isinstance(item, Chunks):
                 lowering.iterations(item.loop, state, here, *chunk)
             else:
@@ -109,7 +111,11 @@ class Parts:
                     lowering.execute(tree, state, here)
             return _keyed({key: state[key] for key in writes}), _keyed({node: state[node] for node in emitted})
 
-        return _Compiled(reads, writes, tuple(_only(emitted, item.trees)), gathered, function)
+        return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, function)
+
+    def is_shared(self, node: Node) -> bool:
+        """Whether several parts write arrays of a node's store, which has one for each step of an unrolled dim."""
+        return bool(apart.unrolled(self.stores[node])) and len(self.homes[node]) > 1
 
     def is_local(self, node: Node, item: Item) -> bool:
         """Whether a node's values are read within a part only. (A reader may be computed in several.)"""
@@ -154,7 +160,7 @@ class JaxWorker:
             emitted = self.run(compiled, at, (np.int32(steps[0]), np.int32(len(steps))))
             # How long a chunk takes decides about the next one.
             for key in compiled.writes:
-                self.state[key].block_until_ready()
+                jax.block_until_ready(self.state[key])  # type: ignore[no-untyped-call]
             made = [tree.cut(steps) for tree in compiled.emits if isinstance(tree, Loop)]
             return list(self.records(compiled, made, emitted, at))
 
@@ -174,7 +180,7 @@ class JaxWorker:
     def initial(self, key: Node | Bound) -> Array:
         if isinstance(key, Bound):
             return jnp.asarray(self.lowering.limits[key], jnp.int32, device=self.machine.device)
-        return jnp.zeros(self.parts.stores[key].shape, key.dtype, device=self.machine.device)
+        return apart.zeros(self.parts.stores[key], device=self.machine.device)
 
     def records(
         self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
@@ -282,6 +288,13 @@ def _handed_out(trees: Sequence[Tree], emissions: Mapping[Node, _Emission], at: 
                 yield from _handed_out(tree.body, emissions, {**at, tree.dim: here})
 
 
+def _known(innermost: Mapping[Dim, Loop]) -> dict[Dim, int]:
+    """The steps of dims whose loops have one step only, which is known while compiling."""
+    return {
+        d: loop.start for d, loop in innermost.items() if loop.stop - loop.start == 1 and not (loop.inner or loop.block)
+    }
+
+
 def _after(trees: Sequence[Tree]) -> Iterator[Node]:
     """The nodes that are in no loop of several steps."""
     for tree in trees:
@@ -289,16 +302,6 @@ def _after(trees: Sequence[Tree]) -> Iterator[Node]:
             yield tree.node
         elif len(tree.steps) == 1:
             yield from _after(tree.body)
-
-
-def _only(nodes: Sequence[Node], trees: Sequence[Tree]) -> Iterator[Tree]:
-    """The trees without what does not compute these nodes."""
-    for tree in trees:
-        if isinstance(tree, Compute):
-            if tree.node in nodes:
-                yield tree
-        elif body := tuple(_only(nodes, tree.body)):
-            yield replace(tree, body=body)
 
 
 def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
