@@ -263,7 +263,7 @@ class _Builder:
             elif group.family is None:
                 for node in group.nodes:
                     self.places.setdefault(node, set()).add(outer)
-                    trees.append(self.compute(node, {}))
+                    trees.append(self.compute(node, {}, self.fold_in(node, outer)))
             elif group.block:
                 trees.extend(self.block_loop(group, group.family, dependences, outer))
             elif group.family in tiles:
@@ -281,7 +281,8 @@ class _Builder:
             return None
         # What is delayed by half of all steps needs the stores of half of all steps.
         most = family.bound.evaluate(self.numbers) // 2
-        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers)
+        folded = {node for node, found in self.folds.items() if found.family in looped}
+        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, folded)
         for node, late in tiling.delays.items():
             if late and node not in tiling.folds:
                 self.shifts[node, family] = self.shifts.get((node, family), 0) + late
@@ -315,10 +316,11 @@ class _Builder:
         Most nodes may be computed for a few steps more than they are needed: whole blocks of all are better than a cut.
         """
         spans = {}
+        folds = {node: found for node, found in self.folds.items() if found.family is family}
         stops: dict[int, list[int]] = {}
         for node in nodes:
-            if node in self.folds:
-                spans[node] = (self.folds[node].base, self.folds[node].base + self.folds[node].count)
+            if node in folds:
+                spans[node] = (folds[node].base, folds[node].base + folds[node].count)
             else:
                 own = next(d for d in node.domain if d.origin is family)
                 low, high = self.spans[node][own]
@@ -327,7 +329,7 @@ class _Builder:
                 stops.setdefault(self.shifts.get((node, family), 0), []).append(high + 1 + offset)
         first = min(low for low, _ in spans.values())
         for node, (low, high) in spans.items():
-            if node.op is not HOST and node not in self.folds:
+            if node.op is not HOST and node not in folds:
                 near = max(stop for stop in stops[self.shifts.get((node, family), 0)] if stop < high + block)
                 spans[node] = (first + (low - first) // block * block, near)
         cuts = sorted({step for ends in spans.values() for step in ends})
@@ -337,7 +339,7 @@ class _Builder:
             if active:
                 pieces.append((start, stop, active))
                 for node in active:
-                    if node not in self.folds:
+                    if node not in folds:
                         self.widen(node, family, start, stop)
         return pieces
 
@@ -365,7 +367,8 @@ class _Builder:
             return self.loop(group, family, dependences, outer)
         self.spans.update(spans)
         self.shifts.clear()
-        self.shifts.update(shifts)
+        # Without a loop nothing is late.
+        self.shifts.update({key: shift for key, shift in shifts.items() if key[0] not in group.nodes})
         for node in group.nodes:
             self.places.pop(node, None)
         return self.point_by_point(group.nodes)
@@ -459,7 +462,8 @@ class _Builder:
 
         for unit in units:
             (node, *others) = unit.nodes
-            if unit.family is None and not others and not unit.tangled:
+            # A call that needs no loop is made once, for its whole batch.
+            if unit.family is None and not others and not unit.tangled and node.op is not HOST:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
                 at_once = node in self.at_once or node.op is HOST_RESULT
                 group = joins(node, operands, exactly=node not in self.handed)
@@ -469,7 +473,7 @@ class _Builder:
                     unit.family, unit.backwards = group.family, group.backwards
         for unit in reversed(units):
             (node, *others) = unit.nodes
-            hoist = node.op is INPUT or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
+            hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
             if unit.family is None and not others and not hoist and not unit.tangled:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
@@ -559,10 +563,16 @@ class _Builder:
                 return {first, first + 1} if isinstance(condition, EqualsZero) else {first}
         return set()
 
-    def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
+    def fold_in(self, node: Node, outer: Place) -> Fold | None:
+        """How a node inside some loops is put together from their blocks, if it is: it may be in one piece of a loop,
+        and not in another, in which what it reduces is not computed."""
+        found = self.folds.get(node)
+        return found if found is not None and found.family in {family for family, _ in outer} else None
+
+    def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]], fold: Fold | None = None) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node, fold=self.folds.get(node))
+            return Compute(node, fold=fold)
         known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
@@ -583,6 +593,6 @@ class _Builder:
 
     def _specialise(self, tree: Tree, ranges: Mapping[Dim, tuple[int, int]]) -> Tree:
         if isinstance(tree, Compute):
-            return self.compute(tree.node, ranges)
+            return self.compute(tree.node, ranges, tree.fold)
         inner = ranges if tree.inner else {**ranges, tree.dim: (tree.start, tree.stop - 1)}
         return replace(tree, body=tuple(self._specialise(t, inner) for t in tree.body))

@@ -7,7 +7,7 @@ while the program acts. A reduction over all steps becomes a fold: each block ad
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,8 @@ WHOLE = (INPUT, LINEAR_RECURRENCE)
 class Tiling:
     """Units, each after what it needs, in groups, with as much as possible in blocks of one dim.
 
-    ``delays`` says by how many steps nodes are late: by ``most`` at most, and by whole blocks.
+    ``delays`` says by how many steps nodes are late: by ``most`` at most, and by whole blocks. ``folded`` are the nodes
+    that blocks of another dim around these are folded into already.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Tiling:
         block: int,
         most: int,
         numbers: Mapping[Any, int],
+        folded: Container[Node] = (),
     ) -> None:
+        self.folded = folded
         self.family = family
         self.block = block
         self.most = most
@@ -83,6 +86,8 @@ class Tiling:
     def fold(self, unit: Group, outside: Sequence[Dependence]) -> Fold | None:
         """How a unit can be folded over what blocks compute, if it can."""
         if unit.family is not None or not any(self.groups[self.place[d.producer]].block for d in outside):
+            return None
+        if unit.nodes[0] in self.folded:
             return None
         return fold(unit.nodes[0], self.family, self.numbers)
 
