@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,7 @@ from typing import Any
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.analysis.stops import asked_for, waits
-from tempo.analysis.walk import walk
-from tempo.errors import CausalityError, ProgramError, TempoError
+from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, reachable
@@ -31,6 +30,7 @@ from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, de
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
 from tempo.schedule.looptree import Compute, Loop, Tree
+from tempo.schedule.points import point_order
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
@@ -172,25 +172,6 @@ def _beyond(builder: _Builder, dim: Dim, stop: Node, needed: Mapping[Node, Point
                 above = most_above(needed[node], d.name, str(dim.bound))
                 most = max(most, 0 if above is None else above + 1 + builder.offset(node, d))
     return most
-
-
-def _results_after_calls(order: Sequence[tuple[Node, Any]]) -> Iterator[tuple[Node, Any]]:
-    """Points in the same order, but the results of a host call next to it: they are there until the next one."""
-
-    def call_of(node: Node, point: Any) -> Any:
-        call = node.edges[0].node if node.op is HOST_RESULT else node
-        steps = dict(zip(node.domain, point, strict=True))
-        return call, tuple(steps[d] for d in call.attributes["sequence"])
-
-    results: dict[Any, list[tuple[Node, Any]]] = {}
-    for node, point in order:
-        if node.op is HOST_RESULT:
-            results.setdefault(call_of(node, point), []).append((node, point))
-    for node, point in order:
-        if node.op is not HOST_RESULT:
-            yield node, point
-        if node.op is HOST:
-            yield from results.get(call_of(node, point), ())
 
 
 class _TangledError(Exception):
@@ -404,21 +385,17 @@ class _Builder:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
         members = set(circle)
         names = ", ".join(n.label for n in circle if n.name) or circle[0].label
-        failure = ScheduleError(
-            f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
-            f"please report this program:\n\n{self.graph}"
-        )
-        try:
-            most = {**self.numbers, **{bound: limit for bound, (_, limit) in self.limits.items()}}
-            order = [(node, point) for node, point in walk(self.graph, most) if node in members]
-        except CausalityError:
-            raise failure from None
-        # How many steps a dim makes may change the order.
-        open_ended = any(asked_for(self.graph, node) & set(self.limits) for node in circle)
-        if open_ended or len(order) > MOST_UNROLLED:
-            raise failure
+        # How many steps a dim makes may change what a point needs.
+        asked = frozenset().union(*(asked_for(self.graph, node) for node in circle))
+        limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
+        order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
+        if order is None:
+            raise ScheduleError(
+                f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
+                f"please report this program:\n\n{self.graph}"
+            )
         trees: list[Tree] = []
-        for node, point in _results_after_calls(order):
+        for node, point in order:
             tree: Tree = self.compute(node, {})
             place: Place = ()
             together = node.attributes["batch"] if node.op is HOST else ()
