@@ -234,7 +234,7 @@ def test_reads_at_varying_distances_stay_two_loops() -> None:
 def test_a_few_long_diagonals_stay_two_loops() -> None:
     """Along 2*i + j every step would compute all 20 steps of i for the one or two that are there."""
     prog, I, J = recurrence([(1, -1), (0, 1)], whole=False)
-    assert depth(check(prog, {I: 20, J: 3}, x=random(20, 3)).schedule.trees) == 2
+    assert depth(check(prog, {I: 20, J: 4}, x=random(20, 4)).schedule.trees) == 2
 
 
 def test_large_values_stay_two_loops() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tempo.dtypes import DType
@@ -128,7 +129,7 @@ class Scatter:
         return text if self.condition is TRUE else f"{text} if {self.condition}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """One line ``x[target] = value`` or ``x[condition] = value`` of a definition by cases.
 
@@ -143,7 +144,7 @@ class Case:
     value: Edge
     source: SourceLine | None = None
 
-    @property
+    @cached_property
     def region(self) -> Condition:
         """Where the case applies (if none before it does)."""
         parts = [part for e, d in self.guards for part in (e >= 0, e < d.bound)]
