@@ -117,6 +117,41 @@ def test_a_sum_over_two_dims_is_folded_over_one_of_them() -> None:
             assert run(x=data).total == 506
 
 
+def test_a_fold_in_every_piece_of_a_loop() -> None:
+    """Two blocks of t and one step that is left: in both pieces, the sums over s are put together from its steps."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=(t, s))
+        prog.output("rows", tp.sum((x * x)[t, 0:S]))
+    data = np.arange(15).reshape(5, 3)
+    for backend in ("numpy", "jax"):
+        run = Executable(prog.graph, {T: 5, S: 3}, backend, plan=Plan({"t": 2, "s": 1}))
+        assert run(x=data).rows.tolist() == [5, 50, 149, 302, 509]
+        assert outline(run.schedule.trees, "sum") == lines("""
+            for t in 0 .. 3, 2 at once:
+                for s in 0 .. 2, 1 at once:
+                    sum_1 = sum(multiply_1[t, 0:S]) (block by block)
+            for t in 4 .. 4, all at once:
+                for s in 0 .. 2, 1 at once:
+                    sum_1 = sum(multiply_1[t, 0:S]) (block by block)
+        """)
+
+
+def test_a_short_block_in_a_store_for_long_ones() -> None:
+    """Of y, a block of t is kept with all steps of s: the last block has one step where there is room for two."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=(t, s))
+        prog.output("y", (x * x)[t, S - 1 - s] + x)
+    data = np.arange(9).reshape(3, 3)
+    for backend in ("numpy", "jax"):
+        run = Executable(prog.graph, {T: 3, S: 3}, backend, plan=Plan({"t": 2, "s": 1}))
+        assert run(x=data).y.tolist() == [[4, 2, 2], [28, 20, 14], [70, 56, 44]]
+        assert stores(run)["multiply"] == "block of 2, 3 steps"
+
+
 def returns(future: Callable[[Any, Any], Any]) -> tuple[tp.Program, Any]:
     """An acting loop, and a loss on what is returned in the future of each step."""
     with tp.Program() as prog:
