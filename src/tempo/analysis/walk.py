@@ -11,7 +11,6 @@ from tempo.graph.structural import HOST
 from tempo.mistakes import Point
 from tempo.reference import Interpreter
 
-
 Value = tuple[Node, Point]
 
 

@@ -284,8 +284,7 @@ class _Search:
 def _is_shift(node: Node, edge: Edge) -> bool:
     """Whether a node reads one step that is equally far away wherever it is."""
     return all(
-        isinstance(item, Expr) and (item - own).is_constant
-        for own, item in zip(node.domain, edge.index, strict=True)
+        isinstance(item, Expr) and (item - own).is_constant for own, item in zip(node.domain, edge.index, strict=True)
     )
 
 
@@ -348,7 +347,8 @@ class _Forms:
         producer = edge.node
         if producer not in self.circle or self.search.is_carried(node, edge, self.outer):
             return None
-        offsets = [(item - own).constant for own, item in zip(node.domain, edge.index, strict=True)]
+        points = [item for item in edge.index if isinstance(item, Expr)]  # all are, see ``may_be_linear``
+        offsets = [(item - own).constant for own, item in zip(node.domain, points, strict=True)]
         if producer is self.y:
             return _Form(tuple(offsets))
         return self.form(producer).at(producer, edge.index, offsets)

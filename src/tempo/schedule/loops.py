@@ -175,7 +175,7 @@ def _beyond(builder: _Builder, dim: Dim, stop: Node, needed: Mapping[Node, Point
 
 
 class _TangledError(Exception):
-    """A circle inside a loop that no dim carries."""
+    """A circle inside a loop that no dim carries, or not in the same way in all pieces of the loop."""
 
 
 class _Builder:
@@ -266,7 +266,7 @@ class _Builder:
         tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, folded)
         for node, late in tiling.delays.items():
             if late and node not in tiling.folds:
-                self.shifts[node, family] = self.shifts.get((node, family), 0) + late
+                self.delay(node, family, self.shifts.get((node, family), 0) + late)
         for node, found in tiling.folds.items():
             steps = (
                 start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family))
@@ -375,11 +375,20 @@ class _Builder:
             for backwards in (False, True):
                 shifts = delays(inside, family, backwards)
                 if shifts is not None:
-                    self.shifts.update({(node, family): shift for node, shift in shifts.items() if shift})
+                    for node, shift in shifts.items():
+                        self.delay(node, family, shift)
                     return Group(family, backwards, list(circle))
         if ahead and ahead[0] in shared and all(d.distance(ahead[0]) in (None, (0, 0)) for d in inside):
             return Group(ahead[0], False, list(circle))
         return Group(None, False, list(circle), tangled=True)
+
+    def delay(self, node: Node, family: Dim, shift: int) -> None:
+        """Compute a node later than its own steps say, in every piece of the loops around it alike."""
+        if shift == self.shifts.get((node, family), 0):
+            return
+        if any(family in (f for f, _ in place) for place in self.places.get(node, ())):
+            raise _TangledError
+        self.shifts[node, family] = shift
 
     def point_by_point(self, circle: Sequence[Node]) -> list[Tree]:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
