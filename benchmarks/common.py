@@ -26,7 +26,7 @@ Array = Any
 Run = Callable[[], Any]
 
 # The phases of a compilation that are ours, from the checks to the storage plan.
-TRACE_PHASES = ("analysis", "passes", "schedule", "storage")
+TRACE_PHASES = ("analysis", "passes", "plan")
 
 
 # -- the command line and the device -----------------------------------------------------------------------------

@@ -133,6 +133,50 @@ def results_of_calls_whose_steps_follow_no_dim() -> Built:
     return prog, {T: 4}, {}
 
 
+def a_circle_that_is_late_in_one_loop_and_tangled_inside() -> Built:
+    """The loop over t delays what reads y one step ahead; unrolled in its stead, nothing is late."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        a = x * tp.minimum(y[tp.max(t - 1, 0)], y[tp.min(2 * t, T - 1)])
+        y[0] = 0.5
+        y[t + 1] = tp.tanh(a[t // 2] + y[0])
+        prog.output("a", a)
+        prog.output("y", y)
+    return prog, {T: 4}, {"x": [1.0, 2.0, 3.0, 4.0]}
+
+
+def a_circle_whose_order_is_that_of_no_dim_until_a_stop() -> Built:
+    """Where y[0] is read from depends on the number of steps; one order is right for all of them."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        y[T - 1] = 1.0
+        y[0] = y[T - 1] + 1.0
+        y[t] = y[0] + y[t // 2]
+        prog.output("y", y)
+        prog.stop(t, when=done)
+    return prog, {T: 5}, {"done": [False, False, False, True, False]}
+
+
+def a_circle_with_another_order_for_every_number_of_steps() -> Built:
+    """The last value of z is a tensor without dims: for two steps it is z[1], before y[0]; for three z[2], before y[1]
+    and z[1]."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        z = prog.recurrent("z", domain=t, dtype="float64")
+        y[t >= T - 1] = 1.0
+        y[t] = 0.5 * tp.square(z[T - 1]) + z[t + 1]
+        z[t] = y[tp.min(2 * t, T - 1)] + 2 * y
+        prog.output("z", z)
+        prog.stop(t, when=done)
+    return prog, {T: 4}, {"done": [False, False, True, False]}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -144,6 +188,9 @@ FOUND = [
     host_results_of_some_steps_of_a_batch,
     a_copy_of_what_is_defined_beyond_its_steps,
     results_of_calls_whose_steps_follow_no_dim,
+    a_circle_that_is_late_in_one_loop_and_tangled_inside,
+    a_circle_whose_order_is_that_of_no_dim_until_a_stop,
+    a_circle_with_another_order_for_every_number_of_steps,
 ]
 
 

@@ -49,6 +49,7 @@ class Relations:
         self.graph = graph
         stopped = {dim.bound for dim in graph.stops}
         self.numbers: dict[Symbol, Any] = {b: n for b, n in numbers.items() if b not in stopped}
+        self._reads: dict[Node, list[Read]] = {}
         self.limits = conjunction(part for b, n in numbers.items() if b in stopped for part in (b >= 1, b <= n))
 
     def points(self, condition: Condition, domain: Domain) -> Points:
@@ -72,8 +73,13 @@ class Relations:
                 result[node] = boxes[node.domain]
         return result
 
-    def reads(self, node: Node) -> Iterator[Read]:
+    def reads(self, node: Node) -> list[Read]:
         """Everything that a node reads, at all the points where it is defined."""
+        if node not in self._reads:
+            self._reads[node] = list(self._reads_of(node))
+        return self._reads[node]
+
+    def _reads_of(self, node: Node) -> Iterator[Read]:
         if node.op is RECURRENT:
             earlier: list[Condition] = []
             for case in self.graph.cases[node]:

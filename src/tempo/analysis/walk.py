@@ -11,18 +11,34 @@ from tempo.graph.structural import HOST
 from tempo.mistakes import Point
 from tempo.reference import Interpreter
 
+Value = tuple[Node, Point]
+
 
 class _Walker(Interpreter):
     """The reference interpreter without values: its reads, its order, its errors."""
+
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
+        super().__init__(graph.cases, {}, numbers, {})
+        self.needs: dict[Value, list[Value]] = {}
+
+    def reads(self, node: Node, point: Point, *args: Any, **keywords: Any) -> list[Value]:
+        found = super().reads(node, point, *args, **keywords)
+        self.needs[node, point] = found
+        return found
 
     def compute(self, node: Node, point: Point) -> None:
         return None
 
 
-def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[tuple[Node, Point]]:
+def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[Value]:
     """All values that are needed, each after those it needs. Raises the error of the first that is undefined or depends
     on itself."""
-    walker = _Walker(graph.cases, {}, numbers, {})
+    return list(needs(graph, numbers))
+
+
+def needs(graph: Graph, numbers: Mapping[Any, int]) -> dict[Value, list[Value]]:
+    """The same values, each with those it needs."""
+    walker = _Walker(graph, numbers)
     for node in graph.nodes:
         if node.op is HOST:
             for point in itertools.product(*walker.box(node.attributes["sequence"])):
@@ -35,4 +51,4 @@ def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[tuple[Node, Point]]:
     for wanted, edge in (*emits, *stops):
         for point in itertools.product(*walker.box(edge.domain)):
             walker.visit(edge, dict(zip(edge.domain, point, strict=True)), wanted)
-    return list(walker.values)
+    return {value: walker.needs[value] for value in walker.values}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tempo.dtypes import DType
@@ -146,8 +147,12 @@ class Case:
     @property
     def region(self) -> Condition:
         """Where the case applies (if none before it does)."""
-        parts = [part for e, d in self.guards for part in (e >= 0, e < d.bound)]
-        return conjunction([*parts, self.condition])
+        return _region(self.guards, self.condition)
+
+
+@lru_cache(maxsize=2**14)  # passes ask for it again and again, of cases that differ in their values only
+def _region(guards: tuple[tuple[Expr, Dim], ...], condition: Condition) -> Condition:
+    return conjunction([*(part for e, d in guards for part in (e >= 0, e < d.bound)), condition])
 
 
 @dataclass(frozen=True, slots=True)

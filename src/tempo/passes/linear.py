@@ -64,6 +64,9 @@ MOST_BYTES = 256 * 2**20
 # Regions of cases are combined and negated: with more comparisons than this, that would take too long.
 MOST_PARTS = 24
 
+# The same of where resets are, which is put together from the regions of several nodes.
+MOST_CUT_PARTS = 96
+
 Read = tuple[Node, Edge]
 """A node and something that it reads."""
 
@@ -171,7 +174,7 @@ class _Search:
 
     def rewrite(self, circle: set[Node], outer: Loops) -> bool:
         """Make a circle a scan, if it is a linear recurrence that should be one."""
-        if not all(node.op in TRANSPARENT for node in circle):
+        if not self.may_be_linear(circle, outer):
             return False
         for node in sorted((n for n in circle if n.op is RECURRENT), key=lambda n: n.number):
             forms = _Forms(self, node, circle, outer)
@@ -182,6 +185,28 @@ class _Search:
             self.cases.update({**forms.cases, node: cases})
             return True
         return False
+
+    def may_be_linear(self, circle: set[Node], outer: Loops) -> bool:
+        """What can be seen of a circle without writing its nodes in terms of one of them: most are none, for a reason
+        that does not depend on which one that is."""
+        if not all(node.op in TRANSPARENT for node in circle):
+            return False
+        kinds = {(node.shape, node.dtype, tuple(d.origin for d in node.domain)) for node in circle}
+        if len(kinds) > 1:
+            return False
+        for node in circle:
+            if sum(_parts(case.region) for case in self.graph.cases.get(node, ())) > MOST_PARTS:
+                return False
+            edges = tuple(_edges(self.graph, node))
+            needing = [e.node in circle and not self.is_carried(node, e, outer) for e in edges]
+            if (node.op in (MULTIPLY, DIVIDE) and all(needing)) or (node.op is DIVIDE and needing[1]):
+                return False
+            if node.op is WHERE and needing[0]:
+                return False
+            for needs, edge in zip(needing, edges, strict=True):
+                if needs and not _is_shift(node, edge):
+                    return False
+        return True
 
     def scan(self, y: Node, form: _Form, forms: _Forms, outer: Loops) -> tuple[Case, ...]:
         """The cases of a recurrent node, read from a scan over all of its steps."""
@@ -260,6 +285,13 @@ class _Search:
         return seen
 
 
+def _is_shift(node: Node, edge: Edge) -> bool:
+    """Whether a node reads one step that is equally far away wherever it is."""
+    return all(
+        isinstance(item, Expr) and (item - own).is_constant for own, item in zip(node.domain, edge.index, strict=True)
+    )
+
+
 def _parts(condition: Condition) -> int:
     """The number of comparisons in a condition."""
     if isinstance(condition, And | Or):
@@ -309,7 +341,6 @@ class _Forms:
         self.outer = outer
         self.forms: dict[Node, _Form | None] = {}
         self.cases: dict[Node, tuple[Case, ...]] = {}
-        self.families = [d.origin for d in y.domain]
         self.one = self.constant(1)
 
     def constant(self, value: float) -> Edge:
@@ -320,15 +351,8 @@ class _Forms:
         producer = edge.node
         if producer not in self.circle or self.search.is_carried(node, edge, self.outer):
             return None
-        alike = (producer.shape, producer.dtype) == (self.y.shape, self.y.dtype)
-        if not alike or [d.origin for d in producer.domain] != self.families:
-            raise _NotLinearError
-        offsets = []
-        for own, item in zip(node.domain, edge.index, strict=True):
-            away = item - own if isinstance(item, Expr) else own
-            if not away.is_constant:
-                raise _NotLinearError
-            offsets.append(away.constant)
+        points = [item for item in edge.index if isinstance(item, Expr)]  # all are, see ``may_be_linear``
+        offsets = [(item - own).constant for own, item in zip(node.domain, points, strict=True)]
         if producer is self.y:
             return _Form(tuple(offsets))
         return self.form(producer).at(producer, edge.index, offsets)
@@ -459,8 +483,6 @@ class _Forms:
     def by_cases(self, node: Node) -> _Form:
         """A recurrent node. Cases that do not need y are resets."""
         cases = self.graph.cases[node]
-        if sum(_parts(case.region) for case in cases) > MOST_PARTS:
-            raise _NotLinearError
         forms = [self.read(node, case.value) for case in cases]
         needing = [form for form in forms if form is not None]
         if not needing or any(form.offsets != needing[0].offsets for form in needing):
@@ -471,13 +493,16 @@ class _Forms:
             here = conjunction([case.region, *(~earlier for earlier in before)])
             cut.append(conjunction([here, TRUE if form is None else form.cut]))
             before.append(case.region)
+        resets = disjunction(cut)
+        if _parts(resets) > MOST_CUT_PARTS:
+            raise _NotLinearError
         terms = [case.value if form is None else form.term for case, form in zip(cases, forms, strict=True)]
         return _Form(
             needing[0].offsets,
             self.factor_by_cases(node, forms),
             self.term_by_cases(node, terms),
             self.reset_by_cases(node, forms),
-            disjunction(cut),
+            resets,
             any(form.chosen for form in needing),
         )
 

@@ -15,8 +15,9 @@ cases for it are dropped, which is what breaks the circle there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from tempo.analysis.causality import node_circles
@@ -96,31 +97,54 @@ def _pins(graph: Graph) -> Iterator[Pin]:
 
 def _circles_at(graph: Graph, pin: Pin) -> list[set[Node]]:
     """The nodes that need each other in circles at one step of a dim, where some have the dim and some lack it."""
-    following: dict[Node, list[Node]] = {}
-    for node in graph.nodes:
-        reads = [edge for edge, _ in _reads_at(graph, node, pin)]
-        following[node] = [e.node for e in reads if pin.dim(e.node) is None or pin.is_read(e)]
+
+    def leads_to(edges: Iterable[Edge], circle: set[Node]) -> list[Node]:
+        return [e.node for e in edges if e.node in circle and (pin.dim(e.node) is None or pin.is_read(e))]
+
+    def mixed(following: dict[Node, list[Node]]) -> list[set[Node]]:
+        having = {node for node in following if pin.dim(node) is not None}
+        return [c for c in components(following) if 0 < len(c & having) < len(c)]
+
     found = []
-    for circle in components(following):
-        having = [node for node in circle if pin.dim(node) is not None]
-        if 0 < len(having) < len(circle):
-            found.append(circle)
+    for around in node_circles(graph):
+        # Most circles are seen to be none without asking isl which cases apply at the step.
+        substituted = {node: [e.substitute(pin.replacement(node)) for e in _edges(graph, node)] for node in around}
+        for circle in mixed({node: leads_to(edges, around) for node, edges in substituted.items()}):
+            applying = {node: [edge for edge, _ in _reads_at(graph, node, pin)] for node in circle}
+            found += mixed({node: leads_to(edges, circle) for node, edges in applying.items()})
     return found
 
 
+def _edges(graph: Graph, node: Node) -> Iterator[Edge]:
+    yield from node.edges
+    yield from (case.value for case in graph.cases.get(node, ()))
+
+
 def _reads_at(graph: Graph, node: Node, pin: Pin) -> Iterator[tuple[Edge, Case | None]]:
-    """What a node reads at a step of a dim, in the remaining dims: edges, or the values of the cases that apply."""
+    """What a node reads at a step of a dim, in the remaining dims: edges, or the values of the cases that apply there,
+    with these."""
     step = pin.replacement(node)
     if node.op is not RECURRENT:
         yield from ((edge.substitute(step), None) for edge in node.edges)
         return
+    cases = graph.cases[node]
+    for n in _applying(pin, node.domain, tuple(case.region for case in cases)):
+        yield cases[n].value.substitute(step), cases[n]
+
+
+@lru_cache(maxsize=2**12)  # most cases stay as they are from one split to the next
+def _applying(pin: Pin, domain: Domain, regions: tuple[Condition, ...]) -> tuple[int, ...]:
+    """The numbers of the cases that may apply at a step, by the regions of all."""
+    step = {d: pin.at(d) for d in domain if d.origin is pin.family}
+    rest = tuple(d for d in domain if d not in step)
     earlier: list[Condition] = []
-    for case in graph.cases[node]:
-        region = case.region.substitute(step)
-        if _may_hold(conjunction([region, *(~e for e in earlier)]), pin.rest(node, node.domain)):
-            value = case.value.substitute(step)
-            yield value, case_in(case, step, pin.rest(node, case.target), value)
-        earlier.append(region)
+    found = []
+    for n, region in enumerate(regions):
+        there = region.substitute(step)
+        if _may_hold(conjunction([there, *(~e for e in earlier)]), rest):
+            found.append(n)
+        earlier.append(there)
+    return tuple(found)
 
 
 def _may_hold(condition: Condition, dims: Domain) -> bool:
@@ -178,8 +202,11 @@ class _Split:
                     self.copies[node] = self.pin.copy(node, tuple(self.edge(edge) for edge, _ in reads))
         for node, copy in self.copies.items():
             if node.op is RECURRENT:
-                cases = [case for _, case in _reads_at(graph, node, self.pin) if case is not None]
-                done.cases[copy] = tuple(replace(case, value=self.edge(case.value)) for case in cases)
+                done.cases[copy] = tuple(
+                    case_in(case, self.pin.replacement(node), self.pin.rest(node, case.target), self.edge(value))
+                    for value, case in _reads_at(graph, node, self.pin)
+                    if case is not None
+                )
         for node, cases_ in graph.cases.items():
             done.cases[node] = tuple(self.case(node, case) for case in cases_)
         outputs = {name: self.result_edge(edge) for name, edge in graph.outputs.items()}
@@ -213,30 +240,43 @@ class _Split:
 
     def without_unneeded(self, graph: Graph) -> Graph:
         """The graph without the originals' cases for the step, where only the copies are read there."""
-        needed = self.needed(graph)
         cases = dict(graph.cases)
-        for node in self.copied & set(cases):
+        copied = [node for node in graph.nodes if node in self.copied and node in cases]
+        needed = self.needed(graph, copied)
+        for node in copied:
             kept = tuple(case for case in cases[node] if node in needed or not self.is_pinned(node, case))
             cases[node] = kept or cases[node]
         everything = Rebuilt()
         everything.edges = {node: node.here() for node in graph.nodes}
         return assemble(graph, cases, graph.outputs, graph.emits, graph.stops, everything)
 
-    def needed(self, graph: Graph) -> set[Node]:
-        """The nodes whose values at the step somebody may read."""
+    def needed(self, graph: Graph, wanted: Collection[Node]) -> set[Node]:
+        """Those of some nodes whose values at the step somebody may read (and some others)."""
+        readers: dict[Node, list[tuple[Node, int, Edge]]] = {}
+        for reader in graph.nodes:
+            for n, edge in enumerate(_edges(graph, reader)):
+                readers.setdefault(edge.node, []).append((reader, n, edge))
         found: set[Node] = set()
-        by_same: dict[Node, list[Node]] = {}
         for edge in (*graph.outputs.values(), *graph.emits.values()):
             if edge.is_here or self.may_hit(edge, _box(edge.domain), edge.domain):
                 found.add(edge.node)
-        for reader in graph.nodes:
-            for edge, condition in self.reads(graph, reader):
-                if self.pin.dim(edge.node) is None or not self.may_hit(edge, condition, reader.domain):
+        # Who reads at its own step needs the step if somebody needs the reader at the step.
+        by_same: dict[Node, list[Node]] = {}
+        seen, unclear = set(wanted), list(wanted)
+        while unclear:
+            node = unclear.pop()
+            for reader, n, edge in readers.get(node, ()):
+                if node in found:
+                    break
+                if not self.may_hit(edge, self.read_where(graph, reader, n), reader.domain):
                     continue
-                if self.is_same_step(edge, reader):
-                    by_same.setdefault(reader, []).append(edge.node)
-                else:
-                    found.add(edge.node)
+                if not self.is_same_step(edge, reader):
+                    found.add(node)
+                    continue
+                by_same.setdefault(reader, []).append(node)
+                if reader not in seen:
+                    seen.add(reader)
+                    unclear.append(reader)
         pending = list(found)
         while pending:
             new = [node for node in by_same.get(pending.pop(), ()) if node not in found]
@@ -244,12 +284,12 @@ class _Split:
             pending.extend(new)
         return found
 
-    def reads(self, graph: Graph, reader: Node) -> Iterator[tuple[Edge, Condition]]:
-        yield from ((edge, _box(reader.domain)) for edge in reader.edges)
-        earlier: list[Condition] = []
-        for case in graph.cases.get(reader, ()):
-            yield case.value, conjunction([case.region, *(~e for e in earlier)])
-            earlier.append(case.region)
+    def read_where(self, graph: Graph, reader: Node, number: int) -> Condition:
+        """The points at which a node reads one of its edges, or the value of one of its cases."""
+        if number < len(reader.edges):
+            return _box(reader.domain)
+        cases = graph.cases[reader][: number - len(reader.edges) + 1]
+        return conjunction([cases[-1].region, *(~case.region for case in cases[:-1])])
 
     def may_hit(self, edge: Edge, condition: Condition, domain: Domain) -> bool:
         """Whether an edge may read its node at the step, somewhere where a condition holds."""

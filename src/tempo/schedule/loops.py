@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,7 @@ from typing import Any
 from tempo.analysis.coverage import needed_points
 from tempo.analysis.relations import Points, Read, Relations
 from tempo.analysis.stops import asked_for, waits
-from tempo.analysis.walk import walk
-from tempo.errors import CausalityError, ProgramError, TempoError
+from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, reachable
@@ -31,6 +30,7 @@ from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, de
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
 from tempo.schedule.looptree import Compute, Loop, Tree, only
+from tempo.schedule.points import point_order
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
@@ -211,27 +211,8 @@ def _beyond(builder: _Builder, dim: Dim, stop: Node, needed: Mapping[Node, Point
     return most
 
 
-def _results_after_calls(order: Sequence[tuple[Node, Any]]) -> Iterator[tuple[Node, Any]]:
-    """Points in the same order, but the results of a host call next to it: they are there until the next one."""
-
-    def call_of(node: Node, point: Any) -> Any:
-        call = node.edges[0].node if node.op is HOST_RESULT else node
-        steps = dict(zip(node.domain, point, strict=True))
-        return call, tuple(steps[d] for d in call.attributes["sequence"])
-
-    results: dict[Any, list[tuple[Node, Any]]] = {}
-    for node, point in order:
-        if node.op is HOST_RESULT:
-            results.setdefault(call_of(node, point), []).append((node, point))
-    for node, point in order:
-        if node.op is not HOST_RESULT:
-            yield node, point
-        if node.op is HOST:
-            yield from results.get(call_of(node, point), ())
-
-
 class _TangledError(Exception):
-    """A circle inside a loop that no dim carries."""
+    """A circle inside a loop that no dim carries, or not in the same way in all pieces of the loop."""
 
 
 class _Builder:
@@ -307,7 +288,7 @@ class _Builder:
             elif group.family is None:
                 for node in group.nodes:
                     self.places.setdefault(node, set()).add(outer)
-                    trees.append(self.compute(node, {}))
+                    trees.append(self.compute(node, {}, self.folds_in(node, outer)))
             elif group.block:
                 trees.extend(self.block_loop(group, group.family, dependences, outer))
             elif group.family in tiles:
@@ -448,7 +429,8 @@ class _Builder:
             return self.loop(group, family, dependences, outer)
         self.spans.update(spans)
         self.shifts.clear()
-        self.shifts.update(shifts)
+        # Without a loop nothing is late.
+        self.shifts.update({key: shift for key, shift in shifts.items() if key[0] not in group.nodes})
         for node in group.nodes:
             self.places.pop(node, None)
         return self.point_by_point(group.nodes)
@@ -489,31 +471,36 @@ class _Builder:
             for backwards in (False, True):
                 shifts = delays(inside, family, backwards)
                 if shifts is not None:
-                    self.shifts.update({(node, family): shift for node, shift in shifts.items() if shift})
+                    for node, shift in shifts.items():
+                        self.delay(node, family, shift)
                     return Group(family, backwards, list(circle))
         if ahead and ahead[0] in shared and all(d.distance(ahead[0]) in (None, (0, 0)) for d in inside):
             return Group(ahead[0], False, list(circle))
         return Group(None, False, list(circle), tangled=True)
 
+    def delay(self, node: Node, family: Dim, shift: int) -> None:
+        """Compute a node later than its own steps say, in every piece of the loops around it alike."""
+        if shift == self.shifts.get((node, family), 0):
+            return
+        if any(family in (f for f, _ in place) for place in self.places.get(node, ())):
+            raise _TangledError
+        self.shifts[node, family] = shift
+
     def point_by_point(self, circle: Sequence[Node]) -> list[Tree]:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
         members = set(circle)
         names = ", ".join(n.label for n in circle if n.name) or circle[0].label
-        failure = ScheduleError(
-            f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
-            f"please report this program:\n\n{self.graph}"
-        )
-        try:
-            most = {**self.numbers, **{bound: limit for bound, (_, limit) in self.limits.items()}}
-            order = [(node, point) for node, point in walk(self.graph, most) if node in members]
-        except CausalityError:
-            raise failure from None
-        # How many steps a dim makes may change the order.
-        open_ended = any(asked_for(self.graph, node) & set(self.limits) for node in circle)
-        if open_ended or len(order) > MOST_UNROLLED:
-            raise failure
+        # How many steps a dim makes may change what a point needs.
+        asked = frozenset().union(*(asked_for(self.graph, node) for node in circle))
+        limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
+        order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
+        if order is None:
+            raise ScheduleError(
+                f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
+                f"please report this program:\n\n{self.graph}"
+            )
         trees: list[Tree] = []
-        for node, point in _results_after_calls(order):
+        for node, point in order:
             tree: Tree = self.compute(node, {})
             place: Place = ()
             together = node.attributes["batch"] if node.op is HOST else ()
@@ -557,7 +544,8 @@ class _Builder:
 
         for unit in units:
             (node, *others) = unit.nodes
-            if unit.family is None and not others and not unit.tangled:
+            # A call that needs no loop is made once, for its whole batch.
+            if unit.family is None and not others and not unit.tangled and node.op is not HOST:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
                 at_once = node in self.at_once or node.op is HOST_RESULT
                 group = joins(node, operands, exactly=node not in self.handed)
@@ -568,7 +556,7 @@ class _Builder:
                     self.note(node, group, "with what it reads")
         for unit in reversed(units):
             (node, *others) = unit.nodes
-            hoist = node.op is INPUT or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
+            hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
             if unit.family is None and not others and not hoist and not unit.tangled:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
@@ -782,10 +770,16 @@ class _Builder:
                 return {first, first + 1} if isinstance(condition, EqualsZero) else {first}
         return set()
 
-    def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
+    def folds_in(self, node: Node, outer: Place) -> tuple[Fold, ...]:
+        """How a node inside some loops is put together from their blocks, if it is: it may be in one piece of a loop,
+        and not in another, in which what it reduces is not computed."""
+        around = {family for family, _ in outer}
+        return tuple(fold for family, fold in self.folds.get(node, {}).items() if family in around)
+
+    def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]], folds: tuple[Fold, ...] = ()) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node, folds=tuple(self.folds.get(node, {}).values()))
+            return Compute(node, folds=folds)
         known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
@@ -806,6 +800,6 @@ class _Builder:
 
     def _specialise(self, tree: Tree, ranges: Mapping[Dim, tuple[int, int]]) -> Tree:
         if isinstance(tree, Compute):
-            return self.compute(tree.node, ranges)
+            return self.compute(tree.node, ranges, tree.folds)
         inner = ranges if tree.inner else {**ranges, tree.dim: (tree.start, tree.stop - 1)}
         return replace(tree, body=tuple(self._specialise(t, inner) for t in tree.body))

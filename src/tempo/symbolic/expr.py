@@ -79,6 +79,8 @@ class Expr:
         if not _is_index(other):
             return NotImplemented
         other = as_expr(other)
+        if not other.terms or not self.terms:  # most sums are of this kind, and need no sorting
+            return _ordered(self.terms or other.terms, self.constant + other.constant)
         terms = dict(self.terms)
         for atom, coefficient in other.terms:
             terms[atom] = terms.get(atom, 0) + coefficient
@@ -103,7 +105,8 @@ class Expr:
         return as_expr(other) + self._scaled(-1)
 
     def _scaled(self, factor: int) -> Expr:
-        return linear({atom: c * factor for atom, c in self.terms}, self.constant * factor)
+        terms = tuple((atom, c * factor) for atom, c in self.terms) if factor else ()
+        return _ordered(terms, self.constant * factor)
 
     def __mul__(self, other: ExprLike) -> Expr:
         if not _is_index(other):
@@ -415,9 +418,14 @@ def constant(value: int) -> Expr:
 def linear(terms: Mapping[Expr, int], const: int) -> Expr:
     """The canonical form of ``sum(coefficient * atom) + const``."""
     kept = [(atom, c) for atom, c in terms.items() if c != 0]
-    if len(kept) == 1 and kept[0][1] == 1 and const == 0:
-        return kept[0][0]
-    return Expr(tuple(sorted(kept, key=lambda term: _order(term[0]))), const)
+    return _ordered(tuple(sorted(kept, key=lambda term: _order(term[0])) if len(kept) > 1 else kept), const)
+
+
+def _ordered(terms: tuple[tuple[Expr, int], ...], const: int) -> Expr:
+    """The same of terms that are in order already and have no coefficients of zero."""
+    if len(terms) == 1 and terms[0][1] == 1 and const == 0:
+        return terms[0][0]
+    return Expr(terms, const)
 
 
 def _is_index(value: object) -> bool:

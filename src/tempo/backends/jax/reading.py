@@ -128,9 +128,9 @@ class _Reader:
                 continue
             varying = self.vectors(item)
             if d in self.present and isinstance(item, Slice) and not varying:  # all of the block, in a fold
-                self.axes[self.axis(d)] = ("slice", number)
+                self.whole(d, ("slice", number), self.extent(item))
             elif d in self.present and isinstance(item, Expr) and len(varying) == 1 and uses[varying[0]] == 1:
-                self.axes[self.axis(d)] = ("block", varying[0])
+                self.whole(d, ("block", varying[0]), self.block.ranges[varying[0]].length)
             elif not varying:
                 if isinstance(item, Slice):
                     self.cut(d, item, number)
@@ -169,6 +169,13 @@ class _Reader:
             return step % kept.size
         assert isinstance(kept, Steps)
         return step - kept.start
+
+    def whole(self, d: Dim, axis: tuple[str, Any], length: int) -> None:
+        """All steps of the present block, which may have fewer than there is room for."""
+        at = self.axis(d)
+        self.axes[at] = axis
+        if self.array.shape[at] != length:
+            self.array = lax.slice_in_dim(self.array, 0, length, axis=at)
 
     def look_up(self, d: Dim, item: Expr) -> None:
         """The same step for the whole block."""
