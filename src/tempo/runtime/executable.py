@@ -20,6 +20,7 @@ from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
+from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.loops import schedule
 from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan
@@ -70,7 +71,9 @@ class Executable:
             self.graph = with_own_emits(apply_passes(graph, skip, self.numbers if parallel else None, self.numbers))
         with self.timed("schedule"):
             self.plan = plan or Plan()
-            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph))
+            speed = GPU_SPEED if _on_gpu(backend, device) else CPU_SPEED
+            buckets = Buckets(self.plan.cuts(graph), speed)
+            self.schedule = schedule(self.graph, self.numbers, self.plan.sizes(graph), buckets)
         with self.timed("storage"):
             self.storage = plan_storage(self.graph, self.schedule, self.numbers)
         self._script = Script(self.graph, self.schedule, self.storage)

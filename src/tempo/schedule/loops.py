@@ -27,6 +27,7 @@ from tempo.errors import CausalityError, ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, reachable
+from tempo.schedule.buckets import Buckets, Sizes
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
@@ -91,22 +92,29 @@ class Schedule:
         return first, last + 1
 
 
-def schedule(graph: Graph, numbers: Mapping[Any, int], blocks: Mapping[Dim, int] = MappingProxyType({})) -> Schedule:
+def schedule(
+    graph: Graph,
+    numbers: Mapping[Any, int],
+    blocks: Mapping[Dim, int] = MappingProxyType({}),
+    buckets: Buckets | None = None,
+) -> Schedule:
     """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
 
-    ``blocks`` says of some dims how many steps are computed at once where all of them could be.
+    ``blocks`` says of some dims how many steps are computed at once where all of them could be, ``buckets`` where loops
+    are cut whose bodies have ranges of varying size.
     """
+    buckets = buckets or Buckets()
     stopped = {dim.bound for dim in graph.stops}
     fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
     sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(numbers)}
     if sizes:
         # What has no order of steps in blocks is computed without them.
         with contextlib.suppress(_TangledError):
-            return _schedule(graph, numbers, sizes)
-    return _schedule(graph, numbers, {})
+            return _schedule(graph, numbers, sizes, buckets)
+    return _schedule(graph, numbers, {}, buckets)
 
 
-def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]) -> Schedule:
+def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int], buckets: Buckets) -> Schedule:
     relations = Relations(graph, numbers)
     _check_starts(graph, relations.numbers)
     needed = {node: points for node, points in needed_points(relations)[0].items() if not points.is_empty()}
@@ -122,7 +130,7 @@ def _schedule(graph: Graph, numbers: Mapping[Any, int], sizes: Mapping[Dim, int]
         if r.consumer in needed and r.producer in needed
     )
     limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
-    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes)
+    builder = _Builder(graph, relations.numbers, limits, needed, shifts, sizes, buckets)
     exact = {node: dict(spans) for node, spans in builder.spans.items()}
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
@@ -206,9 +214,11 @@ class _Builder:
         needed: Mapping[Node, Points],
         shifts: Shifts,
         sizes: Mapping[Dim, int],
+        buckets: Buckets,
     ) -> None:
         self.shifts = shifts
         self.sizes = sizes
+        self.buckets = buckets
         self.blocks: dict[int, int] = {}
         self.folds: dict[Node, Fold] = {}
         self.graph = graph
@@ -490,12 +500,29 @@ class _Builder:
         self.loops += 1
         here = (*outer, (family, self.loops))
         pieces: list[Tree] = []
-        for start, stop, active in self.segments(group.nodes, family):
+        segments = self.segments(group.nodes, family)
+        buckets = [self.bucketed(segment, family) for segment in segments]
+        # A store that a loop around this one carries has one shape for all of its iterations.
+        grows = sum(map(len, buckets)) > len(segments) and not outer and not group.backwards
+        for start, stop, active in itertools.chain(*buckets):
             body = self.sequence(active, rest, here)
             body = [self.specialise(tree, family, start, stop) for tree in body]
             until = None if group.backwards else next((node for node in active if node in self.stops), None)
-            pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until))
+            pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until, grows=grows))
         return pieces[::-1] if group.backwards else pieces
+
+    def bucketed(self, segment: tuple[int, int, list[Node]], family: Dim) -> list[tuple[int, int, list[Node]]]:
+        """A range of a loop in pieces that differ in the sizes of what its nodes read."""
+        start, stop, active = segment
+        sizes = Sizes(self.numbers)
+        for node in active:
+            own = next(d for d in node.domain if d.origin is family)
+            spans = self.spans[node]
+            # All steps of dims without a loop at once, or again in every iteration of one around.
+            times = math.prod(high - low + 1 for d, (low, high) in spans.items() if d is not own)
+            known = {**self.limits, **spans}
+            sizes.add(node, own, self.offset(node, own), self.graph.cases.get(node, ()), known, times)
+        return [(low, high, active) for low, high in self.buckets.pieces(family, start, stop, sizes)]
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""
@@ -562,7 +589,7 @@ class _Builder:
     def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]]) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node, fold=self.folds.get(node))
+            return Compute(node, fold=self.folds.get(node), within=ranges)
         known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
@@ -576,7 +603,7 @@ class _Builder:
                 kept.append(n)
             if truth is True:
                 break
-        return Compute(node, tuple(kept))
+        return Compute(node, tuple(kept), within=ranges)
 
     def specialise(self, tree: Tree, family: Dim, start: int, stop: int) -> Tree:
         return self._specialise(tree, {family: (start, stop - 1)})

@@ -127,7 +127,9 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            kept[d] = whole if node in results else _keeping(d, node, readers.get(node, ()), schedule) or whole
+            few = None if node in results else _keeping(d, node, readers.get(node, ()), schedule)
+            # A circle with room for all steps is none: what is read of it is then a part, not a gather.
+            kept[d] = whole if few is None or (isinstance(few, Window) and few.size >= whole.size) else few
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)

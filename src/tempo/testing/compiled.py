@@ -69,10 +69,16 @@ def check_compiled(
 
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
-    """Blocks of some of a program's dims."""
+    """Blocks and buckets of some of a program's dims."""
     numbers = check_bounds(graph, bounds)
-    dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
-    return Plan({d.name: choices.integer(1, d.bound.evaluate(numbers)) for d in dims})
+    steps = {d.name: d.bound.evaluate(numbers) for d in graph.dims if d.origin is d}
+    blocks = {name: choices.integer(1, most) for name, most in steps.items() if choices.boolean()}
+    buckets = {
+        name: [step for step in range(1, most + 1) if choices.boolean(0.3)]
+        for name, most in steps.items()
+        if choices.boolean()
+    }
+    return Plan(blocks, buckets)
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

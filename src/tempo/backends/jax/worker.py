@@ -19,13 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax.lowering import Lowering, State
+from tempo.backends.jax.padded import jx
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
 from tempo.schedule.script import Chunks, Item, Part, Script
-from tempo.schedule.storage import Keeping, Latest, Steps, Storage, Store, Window
+from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window
 from tempo.symbolic import Bound, Dim
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class _Compiled:
     emits: tuple[Tree, ...]
     """The trees with nothing in them but emitted nodes."""
     gathered: Mapping[Node, Store]
+    rooms: Mapping[Node, tuple[int, ...]]
+    """The shapes of the stores that change."""
     function: Callable[..., Any]
 
 
@@ -109,7 +112,9 @@ class Parts:
                     lowering.execute(tree, state, here)
             return _keyed({key: state[key] for key in writes}), _keyed({node: state[node] for node in emitted})
 
-        return _Compiled(reads, writes, tuple(_only(emitted, item.trees)), gathered, function)
+        loops = (*item.outer, item.loop) if isinstance(item, Chunks) else item.outer
+        rooms = {node: self.lowering.room(node, loops) for node in carried}
+        return _Compiled(reads, writes, tuple(_only(emitted, item.trees)), gathered, rooms, function)
 
     def is_local(self, node: Node, item: Item) -> bool:
         """Whether a node's values are read within a part only. (A reader may be computed in several.)"""
@@ -163,7 +168,9 @@ class JaxWorker:
         state = self.state
         for key in compiled.reads:
             if key not in state:
-                state[key] = self.initial(key)
+                state[key] = self.initial(key, compiled.rooms.get(key))
+            elif key in compiled.rooms:
+                state[key] = jx.fit(state[key], compiled.rooms[key])
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
@@ -171,10 +178,10 @@ class JaxWorker:
         state.update(self.parts.by_key(written))
         return self.parts.by_key(emitted)
 
-    def initial(self, key: Node | Bound) -> Array:
+    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None = None) -> Array:
         if isinstance(key, Bound):
             return jnp.asarray(self.lowering.limits[key], jnp.int32, device=self.machine.device)
-        return jnp.zeros(self.parts.stores[key].shape, key.dtype, device=self.machine.device)
+        return jnp.zeros(shape or self.parts.stores[key].shape, key.dtype, device=self.machine.device)
 
     def records(
         self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
@@ -228,10 +235,15 @@ class JaxWorker:
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
         return {
-            key: value
+            key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
+
+    def whole(self, node: Node, array: Array) -> Array:
+        """A store as long as it gets, as all backends know it."""
+        store = self.parts.stores[node]
+        return array if any(isinstance(k, Present) for k in store.dims.values()) else jx.fit(array, store.shape)
 
 
 class _Emission:
