@@ -8,6 +8,7 @@ eight of them leave an eighth of the padding, where as many that double in lengt
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class Buckets:
             return self.suggested(start, stop, sizes)
         pieces: list[tuple[int, int]] = []
         cuts = [start, *(c for c in self.given[family] if start < c < stop), stop]
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in itertools.pairwise(cuts):
             if pieces and sizes.at(low, high) == sizes.at(*pieces[-1]):
                 low = pieces.pop()[0]
             pieces.append((low, high))

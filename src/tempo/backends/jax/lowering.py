@@ -178,7 +178,10 @@ class Lowering:
             for node in dict.fromkeys(c.node for c in computes(tree.body)):
                 if self.is_carried(node):
                     shape = self.room(node, (tree,))
-                    state[node] = jx.fit(state[node], shape) if node in state else jnp.zeros(shape, node.dtype)
+                    if node not in state:
+                        state[node] = jnp.zeros(shape, node.dtype)
+                    elif any(size > found for size, found in zip(shape, state[node].shape, strict=True)):
+                        state[node] = jx.fit(state[node], shape)
 
     def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
         """The shape of a node's store inside of some loops: with no more steps than there are at the end of one that

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class _Compiled:
     gathered: Mapping[Node, Store]
     rooms: Mapping[Node, tuple[int, ...]]
     """The shapes of the stores that change."""
-    function: Callable[..., Any]
+    function: Any
 
 
 class Parts:
@@ -60,7 +60,7 @@ class Parts:
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, _Compiled] = {}
-        self.load = jax.jit(lambda inputs: _keyed(lowering.load(inputs)))
+        self.load = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
         self.homes: dict[Node, set[Item]] = {}
@@ -110,9 +110,9 @@ class Parts:
             else:
                 for tree in item.trees:
                     lowering.execute(tree, state, here)
-            return _keyed({key: state[key] for key in writes}), _keyed({node: state[node] for node in emitted})
+            return keyed({key: state[key] for key in writes}), keyed({node: state[node] for node in emitted})
 
-        loops = (*item.outer, item.loop) if isinstance(item, Chunks) else item.outer
+        loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
         rooms = {node: self.lowering.room(node, loops) for node in carried}
         return _Compiled(reads, writes, tuple(_only(emitted, item.trees)), gathered, rooms, function)
 
@@ -174,7 +174,7 @@ class JaxWorker:
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
-        written, emitted = compiled.function(_keyed(kept), _keyed(changed), _keyed(steps), chunk)
+        written, emitted = compiled.function(keyed(kept), keyed(changed), keyed(steps), chunk)
         state.update(self.parts.by_key(written))
         return self.parts.by_key(emitted)
 
@@ -230,7 +230,7 @@ class JaxWorker:
             for key in needed:
                 if key not in self.state:
                     self.state[key] = self.initial(key)
-            outputs, made = self.parts.finish(_keyed({key: self.state[key] for key in needed}))
+            outputs, made = self.parts.finish(keyed({key: self.state[key] for key in needed}))
             return self.machine.cut(dict(outputs), made)
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
@@ -313,7 +313,7 @@ def _only(nodes: Sequence[Node], trees: Sequence[Tree]) -> Iterator[Tree]:
             yield replace(tree, body=body)
 
 
-def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
+def keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
     """Nodes, dims and bounds by number: JAX sorts the keys of what it is given."""
     return {_key(key): value for key, value in values.items()}
 
