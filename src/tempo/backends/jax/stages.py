@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -67,15 +67,22 @@ class Stages:
         state = self.by_key(lowered[0].out_info)
         self.held: list[int] = []
         """The bytes that lie there during each part without being a part of it."""
+        self.growing = 0
+        """The most bytes that are there while a store is made longer."""
         for part, later in zip(self.parts, self.later, strict=True):
-            given = self.given(part, state, jax.ShapeDtypeStruct, lambda old, shape: _shaped(shape, old.dtype))
+
+            def grown(old: Array, shape: tuple[int, ...], state: State = state) -> Array:
+                new = _shaped(shape, old.dtype)
+                self.growing = max(self.growing, _bytes([*state.values(), new]))
+                return new
+
+            given = self.given(part, state, _shaped, grown)
             lowered.append(part.function.lower(*given, {}, None))
-            others = [value for key, value in state.items() if key not in part.reads]
-            self.held.append(sum(math.prod(v.shape) * v.dtype.itemsize for v in others))
+            self.held.append(_bytes(value for key, value in state.items() if key not in part.reads))
             state |= self.by_key(lowered[-1].out_info[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
-            state[key] = self.initial(key, None, jax.ShapeDtypeStruct)
+            state[key] = self.initial(key, None, _shaped)
         lowered.append(parts.finish.lower(keyed({key: state[key] for key in self.results})))
         return [self.pool.submit(self.compiled, program) for program in lowered]
 
@@ -120,8 +127,13 @@ class Stages:
             held + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
             for held, p in zip(self.held, programs, strict=True)
         ]
-        return {"inputs": inputs, "outputs": outputs, "temporaries": max(max(taken) - inputs - outputs, 0)}
+        most = max(*taken, self.growing, inputs + outputs)
+        return {"inputs": inputs, "outputs": outputs, "temporaries": most - inputs - outputs}
 
 
 def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _bytes(arrays: Iterable[Any]) -> int:
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
