@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,21 @@ def attention(steps: int = 12, window: int | None = None) -> Built:
 
 def windowed() -> Built:
     return attention(window=5)
+
+
+def weighted() -> Built:
+    """Products with windows: of one size, further back, summed over and not, with two at once."""
+    with tp.Program("weighted") as prog:
+        t, T = prog.dim("t")
+        w = prog.input("w", shape=3)
+        x = prog.recurrent("x", shape=(2, 2), domain=t)
+        before = x[t - 4 : t - 1]
+        mixed = tp.einsum("k,kij->ij", w, before) + tp.einsum("kij,kjl->il", before, x[t - 3 : t])
+        turned = tp.einsum("kij,jl->kil", before, x[t - 1])
+        x[t < 4] = 0.1 * (t.value + 1).astype("float32")
+        x[t] = tp.tanh(mixed + turned.space[0] - turned.space[2])
+        prog.output("y", tp.sum(x))
+    return prog, {T: 11}, {"w": normal(3)}
 
 
 def suffix() -> Built:
@@ -112,7 +127,7 @@ def stopped() -> Built:
     return prog, {T: 12}, {}
 
 
-PROGRAMS = (attention, windowed, suffix, before, nested, gradient, stopped)
+PROGRAMS = (attention, windowed, weighted, suffix, before, nested, gradient, stopped)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
@@ -202,6 +217,23 @@ def test_pieces_have_their_own_sizes_and_stores_grow() -> None:
         carried = {aval.shape for aval in (v.aval for v in loop.outvars) if len(aval.shape) == 2}
         assert (size, 4) in carried
         assert not {shape[0] for shape in carried} - {size, size + 1, 2, 1}
+
+
+def test_a_window_is_not_put_in_order() -> None:
+    """Of the gathers, none is of the window's values: only results of products, one number a step, are turned."""
+    (loop,) = loops(cut(attention(window=5)))
+    body = loop.params["jaxpr" if "jaxpr" in loop.params else "body_jaxpr"].jaxpr
+    gathered = [e.invars[0].aval.shape for e in equations(body) if e.primitive.name == "gather"]
+    assert gathered == [(5,), (5,)]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations, also those inside of others."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from equations(getattr(inner, "jaxpr", inner))
 
 
 def test_stores_inside_of_another_loop_stay_as_they_are() -> None:

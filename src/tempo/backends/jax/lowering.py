@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tempo.backends.jax.circles import circle
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -314,8 +315,9 @@ class Lowering:
         so_far: Any = state.get(bound, most)
         state[bound] = jnp.minimum(so_far, ended).astype(jnp.int32)
 
-    def read(self, edge: Edge, state: State, block: Block) -> Value:
-        """What a block reads, with its padded axes as long as they get in this block."""
+    def read(self, edge: Edge, state: State, block: Block, as_stored: bool = False) -> Value:
+        """What a block reads, with its padded axes as long as they get in this block; a window in the order of its
+        store, if that is asked for."""
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
@@ -333,7 +335,7 @@ class Lowering:
         # Before anything is written into a store, only slices of no length and discarded cases read it.
         held = state[edge.node] if edge.node in state else jnp.zeros(store.shape, edge.dtype)
         present = self.present(edge.node, [d for d, kept in store.dims.items() if isinstance(kept, Present)], block)
-        value = read(edge, held, store, block, present)
+        value = read(edge, held, store, block, present, as_stored)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
@@ -373,7 +375,9 @@ class Lowering:
 
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
-        operands = [self.read(edge, state, block) for edge in edges]
+        turned = circle(node, edges, self.storage.stores, block)
+        as_stored = turned.operand if turned else None
+        operands = [self.read(edge, state, block, as_stored == n) for n, edge in enumerate(edges)]
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
 
         def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
@@ -383,7 +387,9 @@ class Lowering:
                 for array, edge in zip(arrays, edges, strict=True)
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
-            return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            if turned is None:
+                return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            return turned.ordered(node.op.jax(jx, *turned.turned(padded), **attributes))  # type: ignore[misc]
 
         function = at_point
         varying = self.varying(node, operands, block)
