@@ -97,4 +97,4 @@ def test_within_a_fifth_of_what_xla_says(name: str) -> None:
     """At the small sizes of the micro benchmarks, on a CPU; benchmarks/micro.py reports both for the large ones."""
     pair = cases()[name](True)
     run = pair.prog.compile(pair.bounds, device="cpu")
-    assert run.storage.peak == pytest.approx(sum(run._machine.memory().values()), rel=0.2)
+    assert run.storage.peak == pytest.approx(sum(run._machine.memory().values()), rel=0.2, abs=4096)

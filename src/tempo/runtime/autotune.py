@@ -55,7 +55,7 @@ def autotune(
 
 def _candidates(first: Executable) -> Iterator[Plan]:
     """Blocks of a quarter and of a sixteenth of all steps, of each dim that has a loop and of all of them."""
-    planner = Planner(first.graph, first.numbers, Plan(), frozenset())
+    planner = Planner(first.graph, first.numbers, Plan())
     looped = [name for name in planner.dims() if planner.depth(name)]
     steps = {d.name: d.bound.evaluate(first.numbers) for d in first.graph.dims if d.name in looped}
     outer, *inner = sorted(looped, key=planner.depth, reverse=True) or [""]

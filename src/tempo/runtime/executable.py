@@ -21,6 +21,7 @@ from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
+from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.decisions import decisions
 from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan, wanted_plan
@@ -94,7 +95,8 @@ class Executable:
             several = self.numbers if parallel else None
             self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
         with self.timed("plan"):
-            planner = Planner(self.graph, self.numbers, wanted, unrolled)
+            speed = GPU_SPEED if parallel else CPU_SPEED
+            planner = Planner(self.graph, self.numbers, wanted, unrolled, Buckets(wanted.cuts(self.source), speed))
             if goal == "smallest":
                 self._take(planner.smallest())
             else:

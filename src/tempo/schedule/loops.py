@@ -26,6 +26,7 @@ from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, reachable
+from tempo.schedule.buckets import Buckets, Sizes
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join, merged, same_kind
@@ -105,13 +106,14 @@ def schedule(
     numbers: Mapping[Any, int],
     blocks: Mapping[Dim, int] = MappingProxyType({}),
     unrolled: frozenset[Dim] = frozenset(),
+    buckets: Buckets | None = None,
 ) -> Schedule:
     """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
 
     ``blocks`` says of some dims how many steps are computed at once where all of them could be; ``unrolled`` dims get a
-    piece of code per step instead of a loop.
+    piece of code per step instead of a loop; ``buckets`` say where loops with ranges of varying size are cut.
     """
-    return Scheduler(graph, numbers).schedule(blocks, unrolled)
+    return Scheduler(graph, numbers).schedule(blocks, unrolled, buckets)
 
 
 class Scheduler:
@@ -136,27 +138,31 @@ class Scheduler:
         self.spans = {n: {d: span(points, d.name) or (0, -1) for d in n.domain} for n, points in self.needed.items()}
 
     def schedule(
-        self, blocks: Mapping[Dim, int] = MappingProxyType({}), unrolled: frozenset[Dim] = frozenset()
+        self,
+        blocks: Mapping[Dim, int] = MappingProxyType({}),
+        unrolled: frozenset[Dim] = frozenset(),
+        buckets: Buckets | None = None,
     ) -> Schedule:
-        """Loops, in blocks of these many steps of some dims, and none over those that are unrolled."""
+        """Loops, in blocks of these many steps of some dims, none over those that are unrolled, cut into buckets."""
+        buckets = buckets or Buckets()
         stopped = {dim.bound for dim in self.graph.stops}
         fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
         sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(self.numbers)}
         if sizes:
             # What has no order of steps in blocks is computed without them.
             with contextlib.suppress(_TangledError):
-                return _schedule(self, sizes, unrolled)
-        return _schedule(self, {}, unrolled)
+                return _schedule(self, sizes, unrolled, buckets)
+        return _schedule(self, {}, unrolled, buckets)
 
 
-def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozenset[Dim]) -> Schedule:
+def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozenset[Dim], buckets: Buckets) -> Schedule:
     graph, numbers, relations, needed = scheduler.graph, scheduler.numbers, scheduler.relations, scheduler.needed
     shifts: Shifts = {}
     # The steps that reads look back are the same in every schedule, the shifts are not.
     dependences = tuple(Dependence(d.read, d.numbers, shifts, d.distances) for d in scheduler.dependences)
     limits = {dim.bound: (1, numbers[dim.bound]) for dim in graph.stops}
     spans = {node: dict(own) for node, own in scheduler.spans.items()}
-    builder = _Builder(graph, relations.numbers, limits, spans, shifts, sizes, unrolled)
+    builder = _Builder(graph, relations.numbers, limits, spans, shifts, sizes, unrolled, buckets)
     exact = scheduler.spans
     nodes = [node for node in graph.nodes if node in needed]
     trees = builder.sequence(nodes, dependences, ())
@@ -225,10 +231,12 @@ class _Builder:
         shifts: Shifts,
         sizes: Mapping[Dim, int],
         unrolled: frozenset[Dim],
+        buckets: Buckets,
     ) -> None:
         self.shifts = shifts
         self.sizes = sizes
         self.unrolled = unrolled
+        self.buckets = buckets
         self.blocks: dict[int, int] = {}
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
@@ -586,16 +594,34 @@ class _Builder:
         if family in self.unrolled:
             return self.step_by_step(group, family, self.sequence(group.nodes, rest, here))
         pieces: list[Tree] = []
-        for start, stop, active in self.segments(group, family, dependences):
+        segments = self.segments(group, family, dependences)
+        buckets = [self.bucketed(segment, family) for segment in segments]
+        # A store that a loop around this one carries has one shape for all of its iterations.
+        grows = sum(map(len, buckets)) > len(segments) and not outer and not group.backwards
+        for segment, ranges in zip(segments, buckets, strict=True):
+            start, stop, active = segment
             within = self.independent(start, stop, active, family, dependences)
             if within is not None and (block := self.fitting(active, family, start, stop, group.backwards)):
-                pieces += self.at_once_piece(start, stop, active, family, within, outer, block)
+                pieces += self.at_once_piece(start, stop, active, family, within, outer, block, grows)
                 continue
-            body = self.sequence(active, rest, here)
-            body = [self.specialise(tree, family, start, stop) for tree in body]
-            until = None if group.backwards else next((node for node in active if node in self.stops), None)
-            pieces.append(Loop(family, start, stop, group.backwards, tuple(body), until))
+            pieces += [self.piece(group, family, rest, here, piece, grows) for piece in ranges]
         return pieces[::-1] if group.backwards else pieces
+
+    def piece(
+        self,
+        group: Group,
+        family: Dim,
+        rest: Sequence[Dependence],
+        here: Place,
+        piece: tuple[int, int, list[Node]],
+        grows: bool,
+    ) -> Tree:
+        """A range of a loop's steps."""
+        start, stop, active = piece
+        body = self.sequence(active, rest, here)
+        body = [self.specialise(tree, family, start, stop) for tree in body]
+        until = None if group.backwards else next((node for node in active if node in self.stops), None)
+        return Loop(family, start, stop, group.backwards, tuple(body), until, grows=grows)
 
     def at_once_piece(
         self,
@@ -606,6 +632,7 @@ class _Builder:
         dependences: Sequence[Dependence],
         outer: Place,
         block: int,
+        grows: bool,
     ) -> list[Tree]:
         """A part of a loop that needs none, in as few blocks as fit."""
         for node in active:
@@ -619,7 +646,7 @@ class _Builder:
             if first < last:
                 body = self.sequence(active, dependences, here, {family: size})
                 body = [self.specialise(tree, family, first, last) for tree in body]
-                pieces.append(Loop(family, first, last, False, tuple(body), block=size))
+                pieces.append(Loop(family, first, last, False, tuple(body), block=size, grows=grows))
         return pieces
 
     def fitting(self, active: Sequence[Node], family: Dim, start: int, stop: int, backwards: bool) -> int:
@@ -689,6 +716,19 @@ class _Builder:
             trees = [self.specialise(tree, family, step, step + 1) for tree in needed]
             pieces.append(Loop(family, step, step + 1, False, tuple(trees)))
         return pieces
+
+    def bucketed(self, segment: tuple[int, int, list[Node]], family: Dim) -> list[tuple[int, int, list[Node]]]:
+        """A range of a loop in pieces that differ in the sizes of what its nodes read."""
+        start, stop, active = segment
+        sizes = Sizes(self.numbers)
+        for node in active:
+            own = next(d for d in node.domain if d.origin is family)
+            spans = self.spans[node]
+            # All steps of dims without a loop at once, or again in every iteration of one around.
+            times = math.prod(high - low + 1 for d, (low, high) in spans.items() if d is not own)
+            known = {**self.limits, **spans}
+            sizes.add(node, own, self.offset(node, own), self.graph.cases.get(node, ()), known, times)
+        return [(low, high, active) for low, high in self.buckets.pieces(family, start, stop, sizes)]
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""
@@ -779,7 +819,7 @@ class _Builder:
     def compute(self, node: Node, ranges: Mapping[Dim, tuple[int, int]], folds: tuple[Fold, ...] = ()) -> Compute:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
-            return Compute(node, folds=folds)
+            return Compute(node, folds=folds, within=ranges)
         known = {**self.limits, **self.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
@@ -793,7 +833,7 @@ class _Builder:
                 kept.append(n)
             if truth is True:
                 break
-        return Compute(node, tuple(kept))
+        return Compute(node, tuple(kept), within=ranges)
 
     def specialise(self, tree: Tree, family: Dim, start: int, stop: int) -> Tree:
         return self._specialise(tree, {family: (start, stop - 1)})

@@ -10,8 +10,8 @@ Compute ::= a node, at the point and in the blocks that the loops around it are 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tempo.graph.node import Node
@@ -26,6 +26,8 @@ class Compute:
     node: Node
     cases: tuple[int, ...] = ()
     folds: tuple[Fold, ...] = ()
+    within: Mapping[Dim, tuple[int, int]] = field(default_factory=dict)
+    """The first and the last step of every loop around it: sizes that depend on a step are no larger than there."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Loop:
     """How many steps the body computes at once, if it computes blocks."""
     inner: bool = False
     """Whether the steps are those of the block around the loop."""
+    grows: bool = False
+    """Whether the stores that it fills have room for the steps up to its last one only, and more in the next piece."""
 
     @property
     def steps(self) -> range:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from tempo.symbolic import Dim
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is computed at once, and what is kept apart.
+    """How much is computed at once, how often it is compiled, and what is kept apart.
 
     ``blocks``: by the names of dims, how many steps of what has no recurrence over the dim; all of them where nothing
-    is said. ``unroll``: the names of dims, of few steps, that get no loop: each step is computed by code of its own,
+    is said. ``buckets``: by the names of dims, the steps at which loops over the dim begin another piece, each compiled
+    for the sizes that ranges such as ``0:t + 1`` have in it; where nothing is said, Tempo chooses; ``[]`` for no cuts.
+    ``unroll``: the names of dims, of few steps, that get no loop: each step is computed by code of its own,
     from arrays of its own, so that the weights of a layer are not cut out of those of all layers.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
+    buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     unroll: tuple[str, ...] = ()
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
@@ -76,6 +79,19 @@ class Plan:
                     f"blocks of {name} = {size!r}: a block is a positive integer", hint="the number of steps at once"
                 )
         return {dims[name]: size for name, size in self.blocks.items()}
+
+    def cuts(self, graph: Graph) -> dict[Dim, tuple[int, ...]]:
+        """The steps at which buckets begin, by dim."""
+        dims = _declared(graph)
+        for name, cuts in self.buckets.items():
+            _check_name(f"buckets of {name}", name, graph)
+            whole = all(isinstance(step, int) and not isinstance(step, bool) for step in cuts)
+            if not whole or list(cuts) != sorted({*cuts}) or any(step < 1 for step in cuts):
+                raise ProgramError(
+                    f"buckets of {name} = {cuts!r}: not positive integers, each greater than the one before",
+                    hint="the steps at which the next bucket begins, or [] for none",
+                )
+        return {dims[name]: tuple(cuts) for name, cuts in self.buckets.items()}
 
     def unrolled(self, graph: Graph) -> frozenset[Dim]:
         """The dims that get no loop."""

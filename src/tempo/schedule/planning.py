@@ -9,6 +9,7 @@ from typing import Any
 
 from tempo.errors import BudgetError, ProgramError
 from tempo.graph.node import Graph
+from tempo.schedule.buckets import Buckets
 from tempo.schedule.loops import Schedule, Scheduler
 from tempo.schedule.plan import Plan
 from tempo.schedule.storage import Storage, plan_storage
@@ -52,8 +53,16 @@ def show_bytes(size: int) -> str:
 class Planner:
     """Finds plans for a graph."""
 
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int], wanted: Plan, unrolled: frozenset[Dim]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        numbers: Mapping[Any, int],
+        wanted: Plan,
+        unrolled: frozenset[Dim] = frozenset(),
+        buckets: Buckets | None = None,
+    ) -> None:
         self.graph = graph
+        self.buckets = buckets
         self.unrolled = unrolled
         self.numbers = numbers
         self.wanted = wanted
@@ -65,7 +74,7 @@ class Planner:
         key = tuple(sorted(blocks.items()))
         if key not in self.found:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
-            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled)
+            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
             self.found[key] = Planned(plan, schedule, plan_storage(self.graph, schedule, self.numbers))
         return self.found[key]
 

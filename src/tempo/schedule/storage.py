@@ -146,9 +146,9 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
             whole = Steps(start, stop - start)
             single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
             keeping = None if None in single else _keeping(d, node, readers.get(node, ()), schedule, single)
-            kept[d] = keeping or whole
-            if kept[d] == Window(whole.size):
-                kept[d] = whole  # in which a slice is one piece
+            # A circle with room for all steps is none: what is read of it is then a part, not a gather.
+            full = isinstance(keeping, Window) and keeping.size >= whole.size
+            kept[d] = whole if keeping is None or full else keeping
             if not isinstance(kept[d], Latest) and _is_apart(node, d, schedule):
                 kept[d] = Apart(start, stop - start)
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}

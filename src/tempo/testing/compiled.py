@@ -69,12 +69,17 @@ def check_compiled(
 
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
-    """Blocks of some of a program's dims; some others unrolled."""
+    """Blocks and buckets of some of a program's dims; some others unrolled."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
     unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
     blocks = {d.name: choices.integer(1, d.bound.evaluate(numbers)) for d in dims if d not in unrolled}
-    return Plan(blocks, tuple(d.name for d in unrolled))
+    buckets = {
+        d.name: [step for step in range(1, d.bound.evaluate(numbers) + 1) if choices.boolean(0.3)]
+        for d in graph.dims
+        if d.origin is d and choices.boolean()
+    }
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled))
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart
+from tempo.backends.jax.circles import circle
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -25,7 +27,7 @@ from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
-from tempo.schedule.storage import Apart, Latest, Present, Storage, Store, Window, extent
+from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
 from tempo.symbolic.grid import Grid, evaluate
@@ -152,6 +154,7 @@ class Lowering:
             self.compute(tree, state, at)
         elif len(tree.steps) == 1:
             here = tree.at(tree.steps[0], at.get(tree.dim))
+            self.make_room(tree, state)
             for inner in tree.body:
                 self.execute(inner, state, {**at, tree.dim: here})
         else:
@@ -161,6 +164,7 @@ class Lowering:
         """Some iterations of a loop, beginning at the step ``first``: which ones may be known only at run time."""
         inside = dict.fromkeys(c.node for c in computes(tree.body))
         carried: list[Any] = [node for node in inside if self.is_carried(node)]
+        self.make_room(tree, state)
         for node in carried:
             if node not in state:
                 state[node] = apart.zeros(self.storage.stores[node])
@@ -238,6 +242,32 @@ class Lowering:
         steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in apart.unrolled(store) if d.origin in at}
         return apart.positions(store, steps)
 
+    def make_room(self, tree: Loop, state: State) -> None:
+        """Make the stores that a piece of a loop fills as long as it needs them. What is read of them is then no part
+        of something larger, which costs a GPU 40 % more time than a store of its own."""
+        if tree.grows:
+            for node in dict.fromkeys(c.node for c in computes(tree.body)):
+                if self.is_carried(node) and not apart.unrolled(self.storage.stores[node]):
+                    shape = self.room(node, (tree,))
+                    if node not in state:
+                        state[node] = jnp.zeros(shape, node.dtype)
+                    elif any(size > found for size, found in zip(shape, state[node].shape, strict=True)):
+                        state[node] = jx.fit(state[node], shape)
+
+    def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
+        """The shape of a node's store inside of some loops: with no more steps than there are at the end of one that
+        lets it grow."""
+        store = self.storage.stores[node]
+        ends = {loop.dim: loop.stop - 1 for loop in loops if loop.grows}
+        steps = []
+        for d, kept in store.dims.items():
+            if isinstance(kept, Steps) and d.origin in ends:
+                last = self.schedule.own_step(node, d, ends[d.origin])
+                steps.append(min(max(last + 1 - kept.start, 1), kept.size))
+            elif not isinstance(kept, Latest):
+                steps.append(kept.size)
+        return (*steps, *store.value)
+
     def unrolled(self, tree: Loop) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
         small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
@@ -299,15 +329,25 @@ class Lowering:
 
     # -- nodes ------------------------------------------------------------------------------------------------
 
-    def block(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Block:
+    def block(
+        self,
+        node: Node,
+        state: State,
+        at: Mapping[Dim, Any],
+        within: Mapping[Dim, tuple[int, int]] = MappingProxyType({}),
+    ) -> Block:
+        """Where a node is computed; ``within`` has the first and the last steps of loops around it."""
         ranges = {}
         here = {}
         for d in node.domain:
             ranges[d] = whole = Range.of(*self.schedule.steps(node, d))
             step = at.get(d.origin)
+            if d.origin in within:
+                first, last = (self.schedule.own_step(node, d, end) for end in within[d.origin])
+                ranges[d] = whole = replace(whole, first=first, last=last)
             if isinstance(step, BlockSteps):
                 start = self.schedule.own_step(node, d, step.start)
-                ranges[d] = Range(start, step.length, whole.first, whole.last)
+                ranges[d] = replace(whole, start=start, length=step.length)
             elif step is not None:
                 here[d] = self.schedule.own_step(node, d, step)
         return Block(here, ranges, self.bounds(state), at, node)
@@ -319,7 +359,7 @@ class Lowering:
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
-        block = self.block(node, state, at)
+        block = self.block(node, state, at, statement.within)
         if node.op is INPUT:
             return
         if node.op is RECURRENT:
@@ -364,8 +404,9 @@ class Lowering:
         so_far: Any = state.get(bound, most)
         state[bound] = jnp.minimum(so_far, ended).astype(jnp.int32)
 
-    def read(self, edge: Edge, state: State, block: Block) -> Value:
-        """What a block reads, with its padded axes as long as they get in this block."""
+    def read(self, edge: Edge, state: State, block: Block, as_stored: bool = False) -> Value:
+        """What a block reads, with its padded axes as long as they get in this block; a window in the order of its
+        store, if that is asked for."""
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
@@ -384,7 +425,7 @@ class Lowering:
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
         here = {d: Latest() if d in local and d not in blocks else kept for d, kept in store.dims.items()}
-        value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block))
+        value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), as_stored)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
     def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
@@ -437,7 +478,9 @@ class Lowering:
 
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
-        operands = [self.read(edge, state, block) for edge in edges]
+        turned = circle(node, edges, self.storage.stores, block)
+        as_stored = turned.operand if turned else None
+        operands = [self.read(edge, state, block, as_stored == n) for n, edge in enumerate(edges)]
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
 
         def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
@@ -447,7 +490,9 @@ class Lowering:
                 for array, edge in zip(arrays, edges, strict=True)
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
-            return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            if turned is None:
+                return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            return turned.ordered(node.op.jax(jx, *turned.turned(padded), **attributes))  # type: ignore[misc]
 
         function = at_point
         varying = self.varying(node, operands, block)
@@ -461,7 +506,8 @@ class Lowering:
         ]
         array = function(coordinates, [o.array for o in operands])
         dims = tuple(d for d in block.dims if d in varying)
-        return Value(jx.fit(array, (*array.shape[: len(dims)], *self.storage.stores[node].value)), dims)
+        sizes = (extent(size, block.spans(), self.numbers) for size in node.shape)
+        return Value(jx.fit(array, (*array.shape[: len(dims)], *sizes)), dims)
 
     def is_settled(self, edge: Edge) -> bool:
         """Whether all padding of what an edge reads comes from slicing a store."""
@@ -570,6 +616,7 @@ class Lowering:
             return array
         if held is None:
             held = jnp.zeros(store.shape, node.dtype)
+        array = jx.fit(array, (*block.lengths, *store.value))
         state[_Fresh(node)] = _Value(array, inside)
         if node in state.get(_UNSTORED, ()):
             return held

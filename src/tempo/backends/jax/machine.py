@@ -1,7 +1,7 @@
 """Running a lowered program on a device.
 
-A program without host calls and emits is one XLA program. Otherwise, and to be stopped, watched and saved, it is run in
-parts, by a ``JaxWorker``.
+A program without host calls and emits is one XLA program, or one for every piece of a loop that is cut. Otherwise, and
+to be stopped, watched and saved, it is run in parts, by a ``JaxWorker``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax.lowering import Lowering
+from tempo.backends.jax.stages import Stages, stages
 from tempo.backends.jax.worker import JaxWorker, Parts
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph, Node
@@ -56,7 +57,10 @@ class JaxMachine:
         self.whole = not graph.emits and not any(node.op is HOST for node in graph.nodes)
         with self.settings():
             self.parts = Parts(self.lowering, script)
-            if self.whole:
+            parts = stages(schedule.trees)
+            if self.whole and len(parts) > 1:
+                self.compiled: Any = Stages(self.parts, parts, self.inputs, self.settings)
+            elif self.whole:
                 self.compiled = jax.jit(self.lowering).lower(self.inputs).compile()
 
     @contextlib.contextmanager
@@ -95,7 +99,7 @@ class JaxMachine:
                 return None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of a program that is one XLA program."""
+        """The outputs of a program without host calls and emits."""
         with self.settings():
             outputs, made = self.compiled(self.put(inputs))
             return self.cut(dict(outputs), made)
@@ -116,10 +120,13 @@ class JaxMachine:
         """The XLA programs and what they take."""
         if not self.whole:
             return "one for every part between host calls and values that are handed out, compiled when it first runs"
-        return "1 program, bytes: " + ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
+        count = f"{len(self.compiled.parts)} programs" if isinstance(self.compiled, Stages) else "1 program"
+        return f"{count}, bytes: " + ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
 
     def memory(self) -> dict[str, int]:
         """What XLA says a program without host calls and emits takes, in bytes."""
+        if isinstance(self.compiled, Stages):
+            return self.compiled.memory()
         found: Any = self.compiled.memory_analysis()
         return {
             "inputs": found.argument_size_in_bytes,

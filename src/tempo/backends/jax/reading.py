@@ -91,16 +91,22 @@ class Value:
     dims: tuple[Dim, ...]
 
 
-def read(edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any]) -> Value:
+def read(
+    edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any], as_stored: bool = False
+) -> Value:
     """What a block reads through an edge: leading axes for the block's dims that it depends on, then the slices' axes,
-    then the value's. ``present`` has the first step of dims of which the array has the present block only."""
-    reader = _Reader(edge, held, store, block, present)
+    then the value's. ``present`` has the first step of dims of which the array has the present block only. A window
+    that is the whole store begins where it does in the store if it is read ``as_stored``."""
+    reader = _Reader(edge, held, store, block, present, as_stored)
     return reader.run()
 
 
 class _Reader:
-    def __init__(self, edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any]) -> None:
+    def __init__(
+        self, edge: Edge, held: Array, store: Store, block: Block, present: Mapping[Dim, Any], as_stored: bool
+    ) -> None:
         self.present = present
+        self.as_stored = as_stored
         self.edge = edge
         self.store = store
         self.block = block
@@ -196,8 +202,12 @@ class _Reader:
         kept = self.store.dims[d]
         self.axes[axis] = ("slice", number)
         if isinstance(kept, Window):
-            positions = (start + np.arange(length)) % kept.size
-            self.array = jnp.take(self.array, positions, axis=axis)
+            low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
+            if low == high and low % kept.size + length <= kept.size:
+                self.array = shifted(self.array, axis, low % kept.size, length)
+            elif not (self.as_stored and length == kept.size):
+                positions = (start + np.arange(length)) % kept.size
+                self.array = jnp.take(self.array, positions, axis=axis, mode="clip")
             return
         slot = self.slot_of(kept, start)
         if isinstance(slot, int):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ import numpy as np
 
 from tempo.backends.jax import apart
 from tempo.backends.jax.lowering import Lowering, State
+from tempo.backends.jax.padded import jx
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
 from tempo.schedule.script import Chunks, Item, Part, Script
-from tempo.schedule.storage import Keeping, Latest, Steps, Storage, Store, Window
+from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window
 from tempo.symbolic import Bound, Dim
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class _Compiled:
     emits: tuple[Tree, ...]
     """The trees with nothing in them but emitted nodes."""
     gathered: Mapping[Node, Store]
-    function: Callable[..., Any]
+    rooms: Mapping[Node, tuple[int, ...]]
+    """The shapes of the stores that change."""
+    function: Any
 
 
 class Parts:
@@ -58,7 +61,7 @@ class Parts:
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, _Compiled] = {}
-        self.load = jax.jit(lambda inputs: _keyed(lowering.load(inputs)))
+        self.load = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
         self.homes: dict[Node, set[Item]] = {}
@@ -109,9 +112,11 @@ class Parts:
             else:
                 for tree in item.trees:
                     lowering.execute(tree, state, here)
-            return _keyed({key: state[key] for key in writes}), _keyed({node: state[node] for node in emitted})
+            return keyed({key: state[key] for key in writes}), keyed({node: state[node] for node in emitted})
 
-        return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, function)
+        loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
+        rooms = {node: self.lowering.room(node, loops) for node in carried}
+        return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, rooms, function)
 
     def is_shared(self, node: Node) -> bool:
         """Whether several parts write arrays of a node's store, which has one for each step of an unrolled dim."""
@@ -169,18 +174,23 @@ class JaxWorker:
         state = self.state
         for key in compiled.reads:
             if key not in state:
-                state[key] = self.initial(key)
+                state[key] = self.initial(key, compiled.rooms.get(key))
+            elif key in compiled.rooms:
+                state[key] = jx.fit(state[key], compiled.rooms[key])
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
-        written, emitted = compiled.function(_keyed(kept), _keyed(changed), _keyed(steps), chunk)
+        written, emitted = compiled.function(keyed(kept), keyed(changed), keyed(steps), chunk)
         state.update(self.parts.by_key(written))
         return self.parts.by_key(emitted)
 
-    def initial(self, key: Node | Bound) -> Array:
+    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None = None) -> Array:
         if isinstance(key, Bound):
             return jnp.asarray(self.lowering.limits[key], jnp.int32, device=self.machine.device)
-        return apart.zeros(self.parts.stores[key], device=self.machine.device)
+        store = self.parts.stores[key]
+        if apart.unrolled(store):
+            return apart.zeros(store, device=self.machine.device)
+        return jnp.zeros(shape or store.shape, key.dtype, device=self.machine.device)
 
     def records(
         self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
@@ -229,15 +239,20 @@ class JaxWorker:
             for key in needed:
                 if key not in self.state:
                     self.state[key] = self.initial(key)
-            outputs, made = self.parts.finish(_keyed({key: self.state[key] for key in needed}))
+            outputs, made = self.parts.finish(keyed({key: self.state[key] for key in needed}))
             return self.machine.cut(dict(outputs), made)
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
         return {
-            key: value
+            key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
+
+    def whole(self, node: Node, array: Array) -> Array:
+        """A store as long as it gets, as all backends know it."""
+        store = self.parts.stores[node]
+        return array if any(isinstance(k, Present) for k in store.dims.values()) else jx.fit(array, store.shape)
 
 
 class _Emission:
@@ -304,7 +319,7 @@ def _after(trees: Sequence[Tree]) -> Iterator[Node]:
             yield from _after(tree.body)
 
 
-def _keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
+def keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
     """Nodes, dims and bounds by number: JAX sorts the keys of what it is given."""
     return {_key(key): value for key, value in values.items()}
 

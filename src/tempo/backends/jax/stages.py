@@ -1,0 +1,139 @@
+"""A whole program as several XLA programs, one after the other: a loop that is cut has one for each of its pieces.
+
+They are compiled in parallel threads, and a run can begin with the first of them while the others are compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tempo.backends.jax.lowering import State
+from tempo.backends.jax.padded import jx
+from tempo.backends.jax.worker import Parts, keyed
+from tempo.schedule.looptree import Loop, Tree
+from tempo.schedule.script import Part
+from tempo.symbolic import Bound
+
+Array = Any
+
+
+def stages(trees: Sequence[Tree]) -> list[Part]:
+    """The trees in parts: every piece of a loop that lets stores grow on its own, with what comes before it."""
+    parts: list[Part] = []
+    together: list[Tree] = []
+    for tree in trees:
+        together.append(tree)
+        if isinstance(tree, Loop) and tree.grows and len(tree.steps) > 1:
+            parts.append(Part(tuple(together), ()))
+            together = []
+    return [*parts, Part(tuple(together), ())] if together else parts
+
+
+class Stages:
+    """The XLA programs, called with inputs by name: outputs, and the steps made of dims that stop on data."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        items: Sequence[Part],
+        inputs: Mapping[str, Array],
+        settings: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.lowering = parts.lowering
+        self.by_key = parts.by_key
+        self.parts = [parts.compile(item) for item in items]
+        self.settings = settings
+        graph, schedule = parts.graph, parts.lowering.schedule
+        self.results = {*(edge.node for edge in graph.outputs.values()), *schedule.open}
+        # What is needed after each part: by those that follow, and for the outputs.
+        self.later = [self.results]
+        for part in self.parts[:0:-1]:
+            self.later.insert(0, {*self.later[0], *part.reads})
+        self.pool = ThreadPoolExecutor(min(len(items) + 2, os.cpu_count() or 1))
+        self.programs = self.compile(parts, inputs)
+        self.pool.shutdown(wait=False)
+
+    def compile(self, parts: Parts, inputs: Mapping[str, Array]) -> list[Future[Any]]:
+        """All programs, traced here and compiled in threads: the first loads inputs, the last gives outputs."""
+        lowered = [parts.load.lower(inputs)]
+        state = self.by_key(lowered[0].out_info)
+        self.held: list[int] = []
+        """The bytes that lie there during each part without being a part of it."""
+        self.growing = 0
+        """The most bytes that are there while a store is made longer."""
+        for part, later in zip(self.parts, self.later, strict=True):
+
+            def grown(old: Array, shape: tuple[int, ...], state: State = state) -> Array:
+                new = _shaped(shape, old.dtype)
+                self.growing = max(self.growing, _bytes([*state.values(), new]))
+                return new
+
+            given = self.given(part, state, _shaped, grown)
+            lowered.append(part.function.lower(*given, {}, None))
+            self.held.append(_bytes(value for key, value in state.items() if key not in part.reads))
+            state |= self.by_key(lowered[-1].out_info[0])
+            state = {key: value for key, value in state.items() if key in later}
+        for key in self.results - state.keys():
+            state[key] = self.initial(key, None, _shaped)
+        lowered.append(parts.finish.lower(keyed({key: state[key] for key in self.results})))
+        return [self.pool.submit(self.compiled, program) for program in lowered]
+
+    def compiled(self, lowered: Any) -> Any:
+        with self.settings():
+            return lowered.compile()
+
+    def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        load, *programs, finish = self.programs
+        state = self.by_key(load.result()(inputs))
+        for part, program, later in zip(self.parts, programs, self.later, strict=True):
+            given = self.given(part, state, jnp.zeros, jx.fit)
+            state |= self.by_key(program.result()(*given, {}, None)[0])
+            state = {key: value for key, value in state.items() if key in later}
+        for key in self.results - state.keys():
+            state[key] = self.initial(key, None, jnp.zeros)
+        outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))
+        return outputs, made
+
+    def given(self, part: Any, state: State, zeros: Any, fit: Any) -> tuple[Any, Any]:
+        """What a part is given: stores that it reads, and those that it writes into, with room for what it adds."""
+        for key in part.reads:
+            if key not in state:
+                state[key] = self.initial(key, part.rooms.get(key), zeros)
+            elif key in part.rooms and state[key].shape != part.rooms[key]:
+                state[key] = fit(state[key], part.rooms[key])
+        kept = {key: state[key] for key in part.reads if key not in part.writes}
+        changed = {key: state.pop(key) for key in part.reads if key in part.writes}
+        return keyed(kept), keyed(changed)
+
+    def initial(self, key: Any, shape: tuple[int, ...] | None, zeros: Any) -> Array:
+        if isinstance(key, Bound):
+            most = jnp.int32(self.lowering.limits[key])
+            return most if zeros is jnp.zeros else zeros((), most.dtype)
+        return zeros(shape or self.lowering.storage.stores[key].shape, key.dtype)
+
+    def memory(self) -> dict[str, int]:
+        """What XLA says the programs take, in bytes: beside inputs and outputs, at the worst moment."""
+        load, *programs, finish = (future.result().memory_analysis() for future in self.programs)
+        inputs, outputs = load.argument_size_in_bytes, finish.output_size_in_bytes
+        taken = [
+            held + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
+            for held, p in zip(self.held, programs, strict=True)
+        ]
+        most = max(*taken, self.growing, inputs + outputs)
+        return {"inputs": inputs, "outputs": outputs, "temporaries": most - inputs - outputs}
+
+
+def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _bytes(arrays: Iterable[Any]) -> int:
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
