@@ -177,6 +177,19 @@ def a_circle_with_another_order_for_every_number_of_steps() -> Built:
     return prog, {T: 4}, {"done": [False, False, True, False]}
 
 
+def an_adjoint_that_is_added_to_from_other_steps_only() -> Built:
+    """Of the steps s that may add to a point, those are read that do: with t = 0 the step before, never itself."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", dtype="float64")
+        y = prog.recurrent("y", domain=(t, s), dtype="float64")
+        y[t, 0] = x
+        y[t, s + 1] = tp.tanh(y[tp.min(2 * t, T - 1), tp.min(s + t, S - 1)])
+        prog.output("g", tp.grad(tp.sum(y[0:T, 0 : S + 1]), x))
+    return prog, {T: 4, S: 1}, {"x": 0.5}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -191,6 +204,7 @@ FOUND = [
     a_circle_that_is_late_in_one_loop_and_tangled_inside,
     a_circle_whose_order_is_that_of_no_dim_until_a_stop,
     a_circle_with_another_order_for_every_number_of_steps,
+    an_adjoint_that_is_added_to_from_other_steps_only,
 ]
 
 

@@ -385,14 +385,15 @@ def _bounds_in(condition: Condition) -> list[Expr]:
         return [condition.expr]
     if not isinstance(condition, EqualsZero):
         return []
+    found = [condition.expr, -condition.expr]
     for atom, c in condition.expr.terms:
         if isinstance(atom, FloorDiv) and c in (1, -1):
             # q == e//n  is  n*q <= e <= n*q + n - 1
             q = (atom - condition.expr) if c == 1 else (atom + condition.expr)
             low = atom.dividend - q * atom.divisor
-            return [low, -low + atom.divisor - 1]
+            found += [low, -low + atom.divisor - 1]
         if isinstance(atom, Min | Max) and c in (1, -1):
             # q == min(a, b)  says that neither is below q
             q = (atom - condition.expr) if c == 1 else (atom + condition.expr)
-            return [a - q if isinstance(atom, Min) else q - a for a in atom.arguments]
-    return [condition.expr, -condition.expr]
+            found += [a - q if isinstance(atom, Min) else q - a for a in atom.arguments]
+    return found
