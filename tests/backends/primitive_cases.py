@@ -322,7 +322,7 @@ def _contraction() -> Iterator[Case]:
         "kij,ib->bjk",
         "ijk,kb->ijb",
     ):
-        left, right, _ = contraction._terms(subscripts)
+        left, right, _ = contraction.subscript_terms(subscripts)
         operands = tuple(x(*(shapes[letter] for letter in term)) for term in (left, right))
         yield Case(contraction.EINSUM, operands, {"subscripts": subscripts}, NUMBERS, label=f"einsum {subscripts}")
 

@@ -102,7 +102,7 @@ def test_a_loop_over_an_unrolled_dim_becomes_a_piece_per_step() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "plan", [UNROLL, tp.Plan({"t": 2}, ("l",)), tp.Plan(unroll=("t",)), tp.Plan(unroll=("l", "t"))], ids=str
+    "plan", [UNROLL, tp.Plan({"t": 2}, unroll=("l",)), tp.Plan(unroll=("t",)), tp.Plan(unroll=("l", "t"))], ids=str
 )
 def test_layers_and_their_gradients(plan: tp.Plan, backend: str) -> None:
     prog, T, L = layers(gradient=True)
@@ -385,7 +385,7 @@ def test_a_run_goes_on_from_a_checkpoint(backend: str, host: bool, tmp_path: Pat
     ("plan", "message"),
     [
         (tp.Plan(unroll=("s",)), "the plan has s unrolled, and program 'layers' has no such dim"),
-        (tp.Plan({"l": 2}, ("l",)), "the plan has blocks of l and unrolls it"),
+        (tp.Plan({"l": 2}, unroll=("l",)), "the plan has blocks of l and unrolls it"),
         (tp.Plan(unroll="l"), "the plan unrolls 'l', which is one string"),
     ],
 )

@@ -202,6 +202,9 @@ def _keeping(
                 return None
             finals.append(final)
             continue
+        # What is computed in several parts is read in the same part only if it is read wherever it is computed.
+        if len(parts) > 1 and not schedule.places[d.consumer] <= schedule.places[node]:
+            return None
         # Another iteration of a loop around this one reads all that this one has computed.
         if any(_distance(d, outer, schedule) not in (None, (0, 0)) for outer in around):
             return None

@@ -425,6 +425,15 @@ class Lowering:
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
         here = {d: Latest() if d in local and d not in blocks else kept for d, kept in store.dims.items()}
+        if local:
+            sizes = [
+                block.loops[d.origin].length if d in blocks else kept.size
+                for d, kept in here.items()
+                if not isinstance(kept, Latest)
+            ]
+            if held.shape[: len(sizes)] != tuple(sizes) or held.ndim != len(sizes) + len(store.value):
+                # What another part of a loop left there is only read by discarded cases.
+                held = jnp.zeros((*sizes, *store.value), edge.dtype)
         value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), as_stored)
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 

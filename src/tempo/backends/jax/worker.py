@@ -175,7 +175,7 @@ class JaxWorker:
         for key in compiled.reads:
             if key not in state:
                 state[key] = self.initial(key, compiled.rooms.get(key))
-            elif key in compiled.rooms:
+            elif key in compiled.rooms and not apart.unrolled(self.parts.stores[key]):
                 state[key] = jx.fit(state[key], compiled.rooms[key])
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
@@ -223,13 +223,18 @@ class JaxWorker:
             for edge in node.edges:
                 value = self.lowering.read(edge, self.state, block)
                 # The batch dims in the order in which they were declared for the call.
+                # (A dim of one step may have no axis: it is then the same for all of them.)
                 order = [value.dims.index(d) for d in batch if d in value.dims]
                 rest = range(len(order), value.array.ndim)
                 whole = np.asarray(jnp.transpose(value.array, (*order, *rest)))
                 here = {**numbers, **{d: int(step) for d, step in block.at.items()}}
                 parts = [n for d, n in zip(batch, sizes, strict=True) if d in value.dims]
                 inner = tuple(slice(0, n) for n in (*parts, *resolve(edge.shape, here)))
-                arguments.append(np.asarray(whole[inner]))
+                argument = np.asarray(whole[inner])
+                for axis, d in enumerate(d for d in batch if d in edge.domain):
+                    if d not in value.dims:
+                        argument = np.repeat(np.expand_dims(argument, axis), d.bound.evaluate(numbers), axis)
+                arguments.append(argument)
             results = call_host(node, arguments, sizes, point, numbers)
             self.state[node] = tuple(map(self.machine.on_device, results))
 
