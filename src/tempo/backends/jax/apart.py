@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from tempo.backends.jax.padded import jx
 from tempo.backends.jax.reading import Block
 from tempo.graph.node import Edge
 from tempo.schedule.storage import Apart, Keeping, Latest, Steps, Store
@@ -91,7 +92,9 @@ def gathered(edge: Edge, parts: tuple[Array, ...], store: Store, block: Block) -
     if not stacked:
         return chosen[0], replace(store, dims=layout)
     lengths = [len(span) for d, span in zip(unrolled(store), slots, strict=True) if d in stacked]
-    array = jnp.stack(chosen).reshape((*lengths, *parts[0].shape))
+    # A part that the present block has not computed yet has the length of another block.
+    shape = tuple(map(max, *(part.shape for part in chosen))) if len(chosen) > 1 else chosen[0].shape
+    array = jnp.stack([jx.fit(part, shape) for part in chosen]).reshape((*lengths, *shape))
     # The axes of the unrolled dims are in front; they belong where their dims are.
     axes = [d for d, kept in layout.items() if not isinstance(kept, Latest)]
     array = jnp.moveaxis(array, range(len(stacked)), [axes.index(d) for d in stacked])

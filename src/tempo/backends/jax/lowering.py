@@ -258,7 +258,8 @@ class Lowering:
         """The shape of a node's store inside of some loops: with no more steps than there are at the end of one that
         lets it grow."""
         store = self.storage.stores[node]
-        ends = {loop.dim: loop.stop - 1 for loop in loops if loop.grows}
+        own = (loop for loop in loops if loop.grows and any(c.node is node for c in computes(loop.body)))
+        ends = {loop.dim: loop.stop - 1 for loop in own}
         steps = []
         for d, kept in store.dims.items():
             if isinstance(kept, Steps) and d.origin in ends:
@@ -299,6 +300,7 @@ class Lowering:
                 continue
             low, high = distance
             exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in inside
+            exactly = exactly and self.is_read_at(d, tree.dim, low)
             if exactly and low is not None:
                 depth = max(depth, low * back)
             stored = stored or not exactly
@@ -306,6 +308,19 @@ class Lowering:
             depth = max(depth, kept.final)
             stored = depth > MOST_REGISTERS
         return _Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
+
+    def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
+        """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
+        for dim in (e for e in d.producer.domain if self.is_looped(d.producer, e)):
+            own = next((e for e in d.consumer.domain if e.origin is dim.origin), None)
+            item = None if d.read.index is None else d.read.index[d.producer.domain.index(dim)]
+            if own is None or not isinstance(item, Expr):
+                return False
+            steps = (back or 0) if dim.origin is family else 0
+            theirs = item - self.schedule.own_step(d.producer, dim, 0)
+            if theirs + steps != own - self.schedule.own_step(d.consumer, own, 0):
+                return False
+        return True
 
     def loop_dims(self, node: Node) -> list[Any]:
         """How the steps of those dims of a node are kept over which there are loops."""
@@ -431,7 +446,8 @@ class Lowering:
                 for d, kept in here.items()
                 if not isinstance(kept, Latest)
             ]
-            if held.shape[: len(sizes)] != tuple(sizes) or held.ndim != len(sizes) + len(store.value):
+            too_short = any(found < size for found, size in zip(held.shape, sizes, strict=False))
+            if too_short or held.ndim != len(sizes) + len(store.value):
                 # What another part of a loop left there is only read by discarded cases.
                 held = jnp.zeros((*sizes, *store.value), edge.dtype)
         value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), as_stored)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tempo.backends.jax import apart
 from tempo.backends.jax.lowering import State
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.worker import Parts, keyed
@@ -117,7 +118,10 @@ class Stages:
         if isinstance(key, Bound):
             most = jnp.int32(self.lowering.limits[key])
             return most if zeros is jnp.zeros else zeros((), most.dtype)
-        return zeros(shape or self.lowering.storage.stores[key].shape, key.dtype)
+        store = self.lowering.storage.stores[key]
+        if apart.unrolled(store):
+            return tuple(zeros(part.shape, part.dtype) for part in apart.zeros(store))
+        return zeros(shape or store.shape, key.dtype)
 
     def memory(self) -> dict[str, int]:
         """What XLA says the programs take, in bytes: beside inputs and outputs, at the worst moment."""
@@ -136,4 +140,4 @@ def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _bytes(arrays: Iterable[Any]) -> int:
-    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(list(arrays)))

@@ -115,7 +115,8 @@ class Parts:
             return keyed({key: state[key] for key in writes}), keyed({node: state[node] for node in emitted})
 
         loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
-        rooms = {node: self.lowering.room(node, loops) for node in carried}
+        whole = [node for node in carried if not apart.unrolled(self.stores[node])]
+        rooms = {node: self.lowering.room(node, loops) for node in whole}
         return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, rooms, function)
 
     def is_shared(self, node: Node) -> bool:
@@ -175,7 +176,7 @@ class JaxWorker:
         for key in compiled.reads:
             if key not in state:
                 state[key] = self.initial(key, compiled.rooms.get(key))
-            elif key in compiled.rooms and not apart.unrolled(self.parts.stores[key]):
+            elif key in compiled.rooms:
                 state[key] = jx.fit(state[key], compiled.rooms[key])
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
@@ -257,7 +258,8 @@ class JaxWorker:
     def whole(self, node: Node, array: Array) -> Array:
         """A store as long as it gets, as all backends know it."""
         store = self.parts.stores[node]
-        return array if any(isinstance(k, Present) for k in store.dims.values()) else jx.fit(array, store.shape)
+        partial = apart.unrolled(store) or any(isinstance(k, Present) for k in store.dims.values())
+        return array if partial else jx.fit(array, store.shape)
 
 
 class _Emission:
