@@ -148,7 +148,7 @@ class _Search:
         if own is None or theirs is None:
             return None
         # A call reads for its whole batch, and waits for the call before it.
-        if node.op is HOST and own is not node.attributes["sequence"][0]:
+        if node.op is HOST and own not in node.attributes["sequence"][:1]:
             return None
         item = edge.index[edge.node.domain.index(theirs)]
         first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)

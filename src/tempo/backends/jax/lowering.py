@@ -441,6 +441,11 @@ class Lowering:
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
         here = {d: Latest() if d in local and d not in blocks else kept for d, kept in store.dims.items()}
         if local:
+            axes = [d for d, kept in store.dims.items() if not isinstance(kept, Latest)]
+            if held.ndim == len(axes) + len(store.value):
+                # Of a store that is kept beyond the loop, a part that is no block uses one step.
+                for axis in reversed([n for n, d in enumerate(axes) if d in local and d not in blocks]):
+                    held = lax.index_in_dim(held, 0, axis, keepdims=False)
             sizes = [
                 block.loops[d.origin].length if d in blocks else kept.size
                 for d, kept in here.items()
@@ -649,7 +654,10 @@ class Lowering:
         starts: list[Any] = []
         wraps = False
         for axis, (d, kept) in enumerate(stored):
-            if d not in inside or isinstance(kept, Present):
+            if isinstance(kept, Present) and d in block.at:  # a part of the loop that is no block: one step of it
+                starts.append(0)
+                array = jnp.expand_dims(array, axis)
+            elif d not in inside or isinstance(kept, Present):
                 starts.append(0)
             elif d in block.at:
                 starts.append(kept.slot(block.at[d]))
