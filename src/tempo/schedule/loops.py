@@ -502,7 +502,9 @@ class _Builder:
         asked = frozenset().union(*(asked_for(self.graph, node) for node in circle))
         limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
         order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
-        if order is None:
+        # What happens only at steps that are made cannot come before it is known whether they are.
+        waiting = bool(self.limits) and any(node.op is HOST or node in self.handed - self.stops for node in circle)
+        if order is None or (waiting and members & self.stops):
             raise ScheduleError(
                 f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
                 f"please report this program:\n\n{self.graph}"
