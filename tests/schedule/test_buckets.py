@@ -15,7 +15,7 @@ import tempo as tp
 from tempo.errors import ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.buckets import GPU_SPEED, Buckets
-from tempo.schedule.loops import schedule
+from tempo.schedule.loops import Scheduler
 from tempo.schedule.plan import Plan
 from tests.schedule.common import outline
 
@@ -320,7 +320,7 @@ def pieces(steps: int, width: int, window: int | None = None, speed: float | Non
         x[t + 1] = tp.mean(x[first : t + 1], axis=0)
         prog.output("x", x[T])
     buckets = Buckets() if speed is None else Buckets(speed=speed)
-    return outline(schedule(prog.graph, {T: steps}, buckets=buckets).trees)
+    return outline(Scheduler(prog.graph, {T: steps}).schedule(buckets=buckets).trees)
 
 
 def test_short_and_cheap_loops_are_not_cut() -> None:
@@ -349,11 +349,11 @@ def test_a_window_is_not_cut() -> None:
 
 def test_no_cuts_on_request() -> None:
     prog, bounds, _ = attention(4096)
-    sized = schedule(prog.graph, bounds, buckets=Buckets(speed=1e6)).trees
+    sized = Scheduler(prog.graph, bounds).schedule(buckets=Buckets(speed=1e6)).trees
     assert len(outline(sized).splitlines()) == 8 + 1
     (T,) = bounds
     dims = Plan(buckets={"t": []}).cuts(prog.graph)
-    assert outline(schedule(prog.graph, {T: 4096}, buckets=Buckets(dims, 1e6)).trees) == (
+    assert outline(Scheduler(prog.graph, {T: 4096}).schedule(buckets=Buckets(dims, 1e6)).trees) == (
         "for t in 0 .. 4095:\nat t = 4096:"
     )
 
@@ -379,3 +379,18 @@ def test_cuts_that_are_none(cuts: list[Any]) -> None:
         f"buckets of t = {cuts!r}: not positive integers, each greater than the one before\n"
         "  hint: the steps at which the next bucket begins, or [] for none"
     )
+
+
+def test_a_loop_that_is_not_cut_keeps_its_stores_beside_one_that_is() -> None:
+    """w has T + 1 values, and nothing to do with the pieces in which y grows."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", domain=t)
+        w = prog.recurrent("w", domain=t)
+        y[0] = 0.0
+        y[t] = tp.tanh(y[0:t].sum())
+        w[0] = y[T - 1]
+        w[t + 1] = 0.5 * w[t] + 1
+        prog.output("w", w)
+    run = prog.compile({T: 5}, plan=tp.Plan(buckets={"t": [4]}))
+    assert run().w.tolist() == [0, 1, 1.5, 1.75, 1.875, 1.9375]

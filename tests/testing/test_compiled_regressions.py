@@ -190,6 +190,21 @@ def an_adjoint_that_is_added_to_from_other_steps_only() -> Built:
     return prog, {T: 4, S: 1}, {"x": 0.5}
 
 
+def an_earlier_step_read_at_another_step_of_the_loop_around() -> Built:
+    """b[t - 1] is read where s - 1 is, not where s is, though there is but one s: no register has it."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        a = prog.recurrent("a", domain=(t, s), dtype="float64")
+        b = prog.recurrent("b", domain=(t, s), dtype="float64")
+        a[0, s] = 1.0
+        a[t, s] = tp.tanh(b[t - 1, tp.max(s - 1, 0)])
+        b[0, s] = a[T - 1, 0:s].sum()
+        b[t + 1, s] = a[t, s] + 1
+        prog.output("a", a)
+    return prog, {T: 5, S: 1}, {}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -201,6 +216,7 @@ FOUND = [
     host_results_of_some_steps_of_a_batch,
     a_copy_of_what_is_defined_beyond_its_steps,
     results_of_calls_whose_steps_follow_no_dim,
+    an_earlier_step_read_at_another_step_of_the_loop_around,
     a_circle_that_is_late_in_one_loop_and_tangled_inside,
     a_circle_whose_order_is_that_of_no_dim_until_a_stop,
     a_circle_with_another_order_for_every_number_of_steps,

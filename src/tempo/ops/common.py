@@ -65,15 +65,6 @@ def normal_axes(op: str, edge: Edge, axis: int | Sequence[int] | None) -> tuple[
     return axes
 
 
-def require_float(op: str, edge: Edge) -> None:
-    if not dtypes.is_float(edge.dtype):
-        raise DtypeError(
-            f"{op}: needs floating point, found {edge.dtype.name}",
-            places=places([edge]),
-            hint="cast with .astype(tp.float32)",
-        )
-
-
 def require_integer(op: str, edge: Edge) -> None:
     if not dtypes.is_integer(edge.dtype):
         raise DtypeError(

@@ -101,23 +101,11 @@ class Schedule:
         return first, last + 1
 
 
-def schedule(
-    graph: Graph,
-    numbers: Mapping[Any, int],
-    blocks: Mapping[Dim, int] = MappingProxyType({}),
-    unrolled: frozenset[Dim] = frozenset(),
-    buckets: Buckets | None = None,
-) -> Schedule:
-    """Loops for a graph, with its bounds' numbers: for dims that stop on data, the most steps they may make.
-
-    ``blocks`` says of some dims how many steps are computed at once where all of them could be; ``unrolled`` dims get a
-    piece of code per step instead of a loop; ``buckets`` say where loops with ranges of varying size are cut.
-    """
-    return Scheduler(graph, numbers).schedule(blocks, unrolled, buckets)
-
-
 class Scheduler:
-    """What all schedules of a graph share: which points are needed, and who reads whom."""
+    """What all schedules of a graph share: which points are needed, and who reads whom.
+
+    ``numbers`` are those of its bounds: for dims that stop on data, the most steps they may make.
+    """
 
     def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
         self.graph = graph
@@ -143,7 +131,9 @@ class Scheduler:
         unrolled: frozenset[Dim] = frozenset(),
         buckets: Buckets | None = None,
     ) -> Schedule:
-        """Loops, in blocks of these many steps of some dims, none over those that are unrolled, cut into buckets."""
+        """Loops. ``blocks`` says of some dims how many steps are computed at once where all of them could be;
+        ``unrolled`` dims get a piece of code per step instead of a loop; ``buckets`` say where loops with ranges of
+        varying size are cut."""
         buckets = buckets or Buckets()
         stopped = {dim.bound for dim in self.graph.stops}
         fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}

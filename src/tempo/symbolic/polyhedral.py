@@ -103,30 +103,6 @@ def access(
     return _Frame(space.wrap(), [*dims, *read], parameters).points(relation).unwrap()
 
 
-def sample(points: isl.Set) -> dict[str, int] | None:
-    """The lexicographically least point, by name; None where there is none.
-
-    Parameters come first, so a set of parametric size is shown at the least size that has a point.
-    A dim without a lower bound gets some value.
-    """
-    names = [*points.get_var_names_not_none(_param), *points.get_var_names_not_none(_set)]
-    _check_distinct(names)
-    rest = points.move_dims(_set, 0, _param, 0, points.dim(_param))
-    if rest.is_empty():
-        return None
-    space = isl.LocalSpace.from_space(rest.get_space())
-    result = {}
-    for position, name in enumerate(names):
-        ends = _ends(rest, isl.Aff.var_on_domain(space, _set, position))
-        assert ends is not None
-        least, _ = ends
-        if least is None:
-            least = rest.sample_point().get_coordinate_val(_set, position).to_python()
-        rest = rest.fix_val(_set, position, least)
-        result[name] = least
-    return result
-
-
 def span(points: isl.Set, name: str) -> tuple[int, int] | None:
     """The least and the greatest value of a dim over a bounded set and over all values of its parameters; None where
     the set is empty."""
