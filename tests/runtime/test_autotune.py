@@ -46,6 +46,15 @@ def test_the_fastest_plan_is_found_and_kept(tmp_path: Path, monkeypatch: pytest.
     assert len(measured) > 3
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("block", [1, 2, 5, 7, 19, 20])
+def test_every_plan_gives_the_same_values(block: int, backend: str) -> None:
+    prog, T = program()
+    x = np.linspace(-1, 1, 20, dtype=np.float32)
+    run = prog.compile({T: 20}, backend=backend, plan=tp.Plan({"t": block}))
+    assert run(x=x).z == pytest.approx(prog.evaluate({T: 20}, x=x).z, rel=1e-5)
+
+
 def test_plans_are_really_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPO_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(autotune, "SECONDS", 0.0)

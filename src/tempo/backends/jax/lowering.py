@@ -294,6 +294,8 @@ class Lowering:
         everywhere = {c.node for c in computes(tree.body)}
         for d in self.readers.get(node, ()):
             if d.consumer not in everywhere:
+                # The rest of a block reads all steps of it; what comes after a loop, only its last ones.
+                stored = stored or tree.inner
                 continue
             distance = d.distance(tree.dim)
             if distance is None:  # nothing is read
