@@ -421,6 +421,18 @@ def sections(text: str) -> dict[str, str]:
     return {title: body.strip() for title, body in (part.split(" --\n", 1) for part in parts)}
 
 
+@backends
+def test_a_slice_of_no_length_of_something_nobody_needs(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        y = prog.input("y", domain=t)
+        prog.emit("x", x)  # so that Python runs the program in parts
+        prog.output("nothing", y[tp.min(1, T) : 1])
+    ones = np.ones(3, np.float32)
+    assert prog.compile({T: 3}, backend)(x=ones, y=ones).nothing.shape == (0,)
+
+
 def test_explain_says_how_a_program_was_compiled() -> None:
     prog, T = products()
     found = sections(prog.compile({T: 4}).explain())

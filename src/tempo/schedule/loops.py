@@ -25,7 +25,7 @@ from tempo.analysis.stops import asked_for, waits
 from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import components, reachable
+from tempo.graph.traversal import components, dependents, reachable
 from tempo.schedule.buckets import Buckets, Sizes
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
@@ -35,6 +35,7 @@ from tempo.schedule.points import point_order
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
+from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import decide, interval
 from tempo.symbolic.polyhedral import most_above, span, to_set
@@ -488,8 +489,12 @@ class _Builder:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
         members = set(circle)
         names = ", ".join(n.label for n in circle if n.name) or circle[0].label
-        # How many steps a dim makes may change what a point needs.
-        asked = frozenset().union(*(asked_for(self.graph, node) for node in circle))
+        # How many steps a dim makes may change what a point needs, and at which points the circle is needed.
+        asking = dependents(circle, self.graph)
+        results = (edge for edge in self.graph.outputs.values() if edge.node in asking)
+        asked = frozenset().union(
+            *(asked_for(self.graph, node) for node in asking), *(indices.symbols(edge.index) for edge in results)
+        )
         limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
         order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
         # What happens only at steps that are made cannot come before it is known whether they are.

@@ -241,7 +241,9 @@ class JaxWorker:
 
     def outputs(self) -> dict[str, Array]:
         with self.machine.settings():
-            needed = {*(edge.node for edge in self.lowering.graph.outputs.values()), *self.lowering.schedule.open}
+            nodes = {edge.node for edge in self.lowering.graph.outputs.values()}
+            # A node of which only slices of no length are read has no store.
+            needed = {*(node for node in nodes if node in self.parts.stores), *self.lowering.schedule.open}
             for key in needed:
                 if key not in self.state:
                     self.state[key] = self.initial(key)
