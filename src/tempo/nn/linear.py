@@ -1,0 +1,30 @@
+"""Linear maps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tempo as tp
+from tempo.nn import init
+from tempo.nn.module import Module, Parameter
+
+
+class Linear(Module):
+    """``weight @ x + bias``: from shape (..., inputs) to (..., outputs).
+
+    Parameters: weight (outputs, inputs), and bias (outputs,) unless ``bias=False``; at first uniform within
+    ``1 / sqrt(inputs)``.
+    """
+
+    weight: Any
+    bias: Any
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        initial = init.uniform(1 / math.sqrt(inputs))
+        self.weight = Parameter((outputs, inputs), initial)
+        self.bias = Parameter((outputs,), initial) if bias else None
+
+    def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        y = tp.einsum("...i,oi->...o", x, self.weight)
+        return y if self.bias is None else y + self.bias
