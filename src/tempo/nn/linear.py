@@ -26,5 +26,10 @@ class Linear(Module):
         self.bias = Parameter((outputs,), initial) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        y = tp.einsum("...i,oi->...o", x, self.weight)
-        return y if self.bias is None else y + self.bias
+        return affine(x, self.weight, self.bias)
+
+
+def affine(x: tp.RecurrentTensor, weight: tp.RecurrentTensor, bias: tp.RecurrentTensor | None) -> tp.RecurrentTensor:
+    """x (..., inputs), weight (outputs, inputs), bias (outputs,) or None: (..., outputs)."""
+    y = tp.einsum("...i,oi->...o", x, weight)
+    return y if bias is None else y + bias
