@@ -9,6 +9,7 @@ from typing import Any
 import tempo as tp
 from tempo.nn.linear import Linear
 from tempo.nn.module import Module
+from tempo.nn.norm import widened
 from tempo.nn.rope import RoPE
 
 
@@ -53,22 +54,38 @@ class Attention(Module):
         """``start`` is the first step that counts, for sequences padded on the left: steps before it are not seen.
         (What they see themselves means nothing.) ``position`` is the step for RoPE, by default ``t - start``.
         """
-        q = self.q_proj(x).reshape(self.heads, self.head_size)
+        if position is None:
+            position = t if start is None else t.value - start
+        return self.attend(x, *self.states(x, position), t, start, position)
+
+    def states(self, x: tp.RecurrentTensor, position: Any) -> tuple[tp.RecurrentTensor, tp.RecurrentTensor]:
+        """What other steps see of this one: its keys and its values, each (kv_heads, head_size)."""
         k = self.k_proj(x).reshape(self.kv_heads, self.head_size)
         v = self.v_proj(x).reshape(self.kv_heads, self.head_size)
-        if self.rope is not None:
-            if position is None:
-                position = t if start is None else t.value - start
-            q, k = self.rope(q, position), self.rope(k, position)
+        return (k if self.rope is None else self.rope(k, position)), v
 
+    def attend(
+        self,
+        x: tp.RecurrentTensor,
+        k: tp.RecurrentTensor,
+        v: tp.RecurrentTensor,
+        t: tp.Dim,
+        start: tp.RecurrentTensor | None = None,
+        position: Any = None,
+    ) -> tp.RecurrentTensor:
+        """What step t sees of the keys and the values of all steps: a way to attend to more than ``states`` gives,
+        such as the end of an earlier sequence."""
+        q = self.q_proj(x).reshape(self.heads, self.head_size)
+        if self.rope is not None:
+            q = self.rope(q, t if position is None else position)
         ranges = self._seen(t)
         keys, values = (tp.concatenate([_over(y, t, steps) for steps in ranges]) for y in (k, v))
         grouped = q.reshape(self.kv_heads, self.heads // self.kv_heads, self.head_size)
-        scores = tp.einsum("gqd,kgd->gqk", grouped, keys) * self.scale
+        scores = widened(tp.einsum("gqd,kgd->gqk", grouped, keys)) * self.scale
         if start is not None:
             seen = tp.concatenate([tp.arange(steps.start, steps.stop) for steps in ranges]) >= start
             # Finite, so that steps before the start, which see nothing, have a value, too.
-            scores = tp.where(seen, scores.astype(tp.float32), -1e30)
+            scores = tp.where(seen, scores, -1e30)
         mixed = tp.einsum("gqk,kgd->gqd", tp.softmax(scores).astype(values.dtype), values)
         return self.o_proj(mixed.reshape(self.heads * self.head_size))
 

@@ -32,15 +32,22 @@ class MLP(Module):
 
 
 class SwiGLU(Module):
-    """``down(silu(gate(x)) * up(x))``, the feed-forward part of Llama: shape (..., size), kept.
+    """``down(activation(gate(x)) * up(x))``, the feed-forward part of Llama: shape (..., size), kept.
 
     Parameters: those of gate_proj and up_proj, ``Linear(size, hidden)``, and of down_proj, ``Linear(hidden, size)``.
     """
 
-    def __init__(self, size: int, hidden: int, bias: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        hidden: int,
+        bias: bool = False,
+        activation: Callable[[tp.RecurrentTensor], tp.RecurrentTensor] = tp.silu,
+    ) -> None:
+        self.activation = activation
         self.gate_proj = Linear(size, hidden, bias)
         self.up_proj = Linear(size, hidden, bias)
         self.down_proj = Linear(hidden, size, bias)
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        return self.down_proj(tp.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

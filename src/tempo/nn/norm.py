@@ -26,11 +26,11 @@ class LayerNorm(Module):
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        wide = _wide(x)
+        wide = widened(x)
         centred = wide - tp.mean(wide, self.axes, keepdims=True)
         variance = tp.mean(tp.square(centred), self.axes, keepdims=True)
-        y = centred * tp.rsqrt(variance + self.eps) * _wide(self.weight)
-        return (y if self.bias is None else y + _wide(self.bias)).astype(x.dtype)
+        y = centred * tp.rsqrt(variance + self.eps) * widened(self.weight)
+        return (y if self.bias is None else y + widened(self.bias)).astype(x.dtype)
 
 
 class RMSNorm(Module):
@@ -46,10 +46,11 @@ class RMSNorm(Module):
         self.weight = Parameter((size,), init.ones)
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        wide = _wide(x)
+        wide = widened(x)
         scale = tp.rsqrt(tp.mean(tp.square(wide), -1, keepdims=True) + self.eps)
         return tp.multiply(self.weight, (wide * scale).astype(x.dtype))
 
 
-def _wide(x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+def widened(x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+    """x in at least single precision."""
     return x if x.dtype == tp.float64 else x.astype(tp.float32)
