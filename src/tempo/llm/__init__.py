@@ -1,5 +1,6 @@
-"""Language models: checkpoints as Hugging Face has them."""
+"""Language models: checkpoints as Hugging Face has them, read without a copy."""
 
 from tempo.llm.config import Config, Llama3Scaling
+from tempo.llm.weights import Weights
 
-__all__ = ["Config", "Llama3Scaling"]
+__all__ = ["Config", "Llama3Scaling", "Weights"]
