@@ -88,6 +88,14 @@ class CheckpointError(TempoError, ValueError):
     """There is nothing to save, or a file is not a checkpoint of this program."""
 
 
+class ModelError(TempoError, ValueError):
+    """The files of a language model are missing, damaged, or say something that Tempo does not support."""
+
+
+class PackageError(TempoError, ImportError):
+    """An optional package is needed and not installed."""
+
+
 class BudgetError(TempoError, MemoryError):
     """A program does not fit into the memory that it may take; ``smallest`` is what it would fit into."""
 
