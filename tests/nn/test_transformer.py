@@ -54,7 +54,7 @@ def training(model, rate=0.3):
 
 
 def generation(model):
-    """Inputs: the first token and the parameters. Outputs: tokens (T + 1,), each the likeliest after those before it."""
+    """Inputs: the first token and the parameters. Outputs: token (T + 1,), each the likeliest after those before."""
     with tp.Program("generation") as prog:
         t, T = prog.dim("t")
         net = model.declare(prog, init=False)
