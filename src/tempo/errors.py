@@ -1,7 +1,8 @@
 """Every error a user can meet, written like documentation.
 
 A message has a first line that says what is wrong in the user's names, then the lines of the program that
-matter, then the likely fix.
+matter, then the likely fix. ``user_line()`` is the line that is being run, as a place:
+``places=[("here", user_line())]``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tempo.source import SourceLine
+from tempo.source import user_line as user_line
 
 
 class TempoError(Exception):

@@ -40,6 +40,29 @@ def test_constants():
     assert drawn(nn.init.constant(0.5), (2,), "float64").dtype == np.float64
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (7, 2), (3, 2, 2)])
+def test_orthogonal(shape):
+    w = drawn(nn.init.orthogonal(2.0), shape, "float64")
+    flat = w.reshape(shape[0], -1)
+    small = flat @ flat.T if shape[0] <= flat.shape[1] else flat.T @ flat
+    np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-5)
+    assert not np.allclose(w, drawn(nn.init.orthogonal(2.0), shape, "float64", seed=1))
+
+
+def test_orthogonal_weights_are_drawn_once_and_trained():
+    model = nn.Linear(3, 3, bias=False)
+    model.weight.init = nn.init.orthogonal()
+    with tp.Program("trained") as prog:
+        i, I = prog.dim("i")
+        with prog.training(over=i):
+            net = model.declare(prog)
+        net.weight.next = 2 * net.weight
+        prog.output("weight", net.weight.final)
+    expected, found = prog.evaluate({I: 3}).weight, prog.compile({I: 3})().weight
+    np.testing.assert_allclose(found @ found.T, 64 * np.eye(3), atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "model, bounds",
     [

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import tempo as tp
 from tempo.errors import ModelError
 from tempo.llm.files import Fields, PathLike, read_fields
+from tempo.nn import Llama3Scaling
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
@@ -23,20 +24,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 _DTYPES = {"float32": tp.float32, "float16": tp.float16, "bfloat16": tp.bfloat16}
 _FLOATS = f"take the checkpoint of the same model in {', '.join(_DTYPES)}"
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """How Llama 3 stretches RoPE to contexts longer than ``original_max_position_embeddings``.
-
-    Waves that fit into the original context less than ``low_freq_factor`` times become ``factor`` times longer, those
-    that fit more than ``high_freq_factor`` times stay, and those between are interpolated.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True)

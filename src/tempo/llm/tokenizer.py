@@ -59,28 +59,13 @@ class Tokenizer:
         return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=not special))
 
     def stream(self, tokens: Iterable[int], after: Iterable[int] = ()) -> Iterator[str]:
-        """The text of tokens in pieces, each as soon as it is known: never a part of a character.
-
-        ``after`` are the tokens of the text that this one continues. Without it, the space before the first word is
-        left out by some tokenizers, as at the beginning of a text.
-        """
-        # Not tokenizers' DecodeStream, which raises when bytes that are no UTF-8 follow a character made of bytes,
-        # and which cannot be asked for what it still holds at the end.
-        context, pending = [int(token) for token in after], list[int]()
+        """The text of tokens in pieces, each as soon as it is known: never a part of a character."""
+        text = TextStream(self, after)
         for token in tokens:
-            pending.append(int(token))
-            piece = self._piece(context, pending)
-            if piece and not piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            if piece := text.add(token):
                 yield piece
-                context, pending = pending, []
-        rest = self._piece(context, pending)
-        if rest:
+        if rest := text.rest():
             yield rest
-
-    def _piece(self, context: list[int], pending: list[int]) -> str:
-        """The text of pending tokens after others: of single tokens, some tokenizers strip the space in front."""
-        before, both = self.decode(context), self.decode(context + pending)
-        return both[len(before) :] if both.startswith(before) else self.decode(pending)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the assistant's next message begins.
@@ -105,6 +90,43 @@ class Tokenizer:
     def _id(self, name: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(self._special[name]) if self._special[name] else None
         return found
+
+
+class TextStream:
+    """Text from token after token.
+
+    ``after`` are the tokens of the text that this one continues. Without it, the space before the first word is left
+    out by some tokenizers, as at the beginning of a text.
+    """
+
+    # Not tokenizers' DecodeStream, which raises when bytes that are no UTF-8 follow a character made of bytes, and
+    # which cannot be asked for what it still holds at the end.
+
+    def __init__(self, tokenizer: Tokenizer, after: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._context = [int(token) for token in after]
+        self._pending: list[int] = []
+
+    def add(self, token: int) -> str:
+        """The text that is known with one more token: none while a character is not complete."""
+        self._pending.append(int(token))
+        piece = self._piece()
+        if not piece or piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._context, self._pending = self._pending, []
+        return piece
+
+    def rest(self) -> str:
+        """What is left when nothing more comes."""
+        piece = self._piece()
+        self._context, self._pending = self._pending, []
+        return piece
+
+    def _piece(self) -> str:
+        """The text of pending tokens after others: of single tokens, some tokenizers strip the space in front."""
+        decode = self._tokenizer.decode
+        before, both = decode(self._context), decode(self._context + self._pending)
+        return both[len(before) :] if both.startswith(before) else decode(self._pending)
 
 
 def _read_tokenizer(path: Path) -> Any:

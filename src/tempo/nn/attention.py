@@ -8,6 +8,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn.linear import Linear
+from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module
 from tempo.nn.norm import widened
 from tempo.nn.rope import RoPE
@@ -36,6 +37,14 @@ class Attention(Module):
         bias: bool = False,
         out_bias: bool | None = None,
     ) -> None:
+        if head_size is None and size % heads:
+            raise wrong(self, f"{size} features do not divide into {heads} heads", "give head_size=...")
+        if kv_heads is not None and heads % kv_heads:
+            raise wrong(self, f"{heads} heads do not divide into {kv_heads} groups", "kv_heads must divide heads")
+        if window is not None and window < 1:
+            raise wrong(self, f"the window has {window} steps", "a step sees itself, so a window has at least one")
+        if sinks and window is None:
+            raise wrong(self, f"{sinks} sinks without a window", "without window=... every step is seen anyway")
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.head_size = size // heads if head_size is None else head_size
@@ -54,6 +63,12 @@ class Attention(Module):
         """``start`` is the first step that counts, for sequences padded on the left: steps before it are not seen.
         (What they see themselves means nothing.) ``position`` is the step for RoPE, by default ``t - start``.
         """
+        if t not in x.domain:
+            raise tp.errors.DomainError(
+                f"Attention along {t}: {x} does not vary over it",
+                places=[("here", tp.errors.user_line())],
+                hint="give the dim of time: attention(x, t)",
+            )
         if position is None:
             position = t if start is None else t.value - start
         return self.attend(x, *self.states(x, position), t, start, position)

@@ -8,10 +8,43 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn import init
+from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module, Parameter
 
 
-class Conv1d(Module):
+class _Convolution(Module):
+    weight: Any
+    bias: Any
+
+    def __init__(
+        self,
+        convolve: Callable[..., tp.RecurrentTensor],
+        inputs: int,
+        outputs: int,
+        window: tuple[int, ...],
+        bias: bool,
+        groups: int,
+        **options: Any,
+    ) -> None:
+        initial = init.uniform(1 / math.sqrt(inputs // groups * math.prod(window)))
+        self.convolve = convolve
+        self.inputs = inputs
+        self.options = {"groups": groups, **options}
+        self.weight = Parameter((outputs, inputs // groups, *window), initial)
+        self.bias = Parameter((outputs,), initial) if bias else None
+
+    def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        axes = len(self.weight.shape) - 2
+        if x.ndim <= axes or x.shape[-1 - axes] != self.inputs:
+            raise wrong(self, f"{x} does not have {self.inputs} channels, followed by {axes} axes of places")
+        # All leading axes are one batch axis.
+        y = self.convolve(x.reshape(-1, *x.shape[-1 - axes :]), self.weight, **self.options)
+        if self.bias is not None:
+            y = y + self.bias.reshape(-1, *[1] * axes)
+        return y.reshape(*x.shape[: -1 - axes], *y.shape[1:])
+
+
+class Conv1d(_Convolution):
     """Windows moved along one axis: from shape (..., inputs, length) to (..., outputs, places).
 
     ``stride``, ``padding`` ("same", "valid", or numbers), ``dilation`` and ``groups`` are those of ``tp.conv1d``.
@@ -19,9 +52,6 @@ class Conv1d(Module):
     Parameters: weight (outputs, inputs / groups, window), and bias (outputs,) unless ``bias=False``; at first uniform
     within ``1 / sqrt(inputs / groups * window)``.
     """
-
-    weight: Any
-    bias: Any
 
     def __init__(
         self,
@@ -34,14 +64,11 @@ class Conv1d(Module):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
-        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        self.weight, self.bias = _parameters(inputs, outputs, (window,), groups, bias)
-
-    def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        return _convolved(tp.conv1d, x, self.weight, self.bias, self.options)
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(tp.conv1d, inputs, outputs, (window,), bias, groups, **options)
 
 
-class Conv2d(Module):
+class Conv2d(_Convolution):
     """Windows moved along two axes: from shape (..., inputs, height, width) to (..., outputs, rows, columns).
 
     ``window``, ``stride`` and ``dilation`` are one number, or one per axis; ``padding`` is "same", "valid", a number,
@@ -50,9 +77,6 @@ class Conv2d(Module):
     Parameters: weight (outputs, inputs / groups, *window), and bias (outputs,) unless ``bias=False``; at first uniform
     within ``1 / sqrt(inputs / groups * the window's area)``.
     """
-
-    weight: Any
-    bias: Any
 
     def __init__(
         self,
@@ -66,26 +90,5 @@ class Conv2d(Module):
         bias: bool = True,
     ) -> None:
         sizes = (window, window) if isinstance(window, int) else tuple(window)
-        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        self.weight, self.bias = _parameters(inputs, outputs, sizes, groups, bias)
-
-    def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        return _convolved(tp.conv2d, x, self.weight, self.bias, self.options)
-
-
-def _parameters(inputs: int, outputs: int, window: tuple[int, ...], groups: int, bias: bool) -> tuple[Any, Any]:
-    initial = init.uniform(1 / math.sqrt(inputs // groups * math.prod(window)))
-    weight = Parameter((outputs, inputs // groups, *window), initial)
-    return weight, Parameter((outputs,), initial) if bias else None
-
-
-def _convolved(
-    convolve: Callable[..., tp.RecurrentTensor], x: tp.RecurrentTensor, weight: Any, bias: Any, options: dict[str, Any]
-) -> tp.RecurrentTensor:
-    """The leading axes, however many, as the one batch axis of ``convolve``."""
-    value = 1 + len(weight.shape[2:])
-    leading, inner = x.shape[: x.ndim - value], x.shape[x.ndim - value :]
-    y = convolve(x.reshape(-1, *inner), weight, **options)
-    if bias is not None:
-        y = y + bias.reshape(-1, *(1 for _ in weight.shape[2:]))
-    return y.reshape(*leading, *y.shape[1:])
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(tp.conv2d, inputs, outputs, sizes, bias, groups, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempo as tp
+from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module
 
 
@@ -14,7 +15,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float = 0.5) -> None:
         if not 0 <= rate < 1:
-            raise tp.errors.ProgramError(f"Dropout: the rate {rate} is not in [0, 1)")
+            raise wrong(self, f"the rate {rate} is not in [0, 1)")
         self.rate = rate
 
     def __call__(self, x: tp.RecurrentTensor, training: bool) -> tp.RecurrentTensor:

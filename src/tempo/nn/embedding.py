@@ -6,6 +6,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn import init
+from tempo.nn.mistakes import expect
 from tempo.nn.module import Module, Parameter
 
 
@@ -25,4 +26,5 @@ class Embedding(Module):
 
     def attend(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
         """The product of x with every row, from shape (..., size) to (..., count): logits from tied weights."""
+        expect(self, x, *self.weight.shape[1:])
         return tp.einsum("...i,ni->...n", x, self.weight)

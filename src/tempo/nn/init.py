@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import tempo as tp
 
 Initialiser = Callable[[tuple[int, ...], Any], tp.RecurrentTensor]
@@ -51,6 +53,27 @@ def kaiming_uniform(gain: float = math.sqrt(2)) -> Initialiser:
 def kaiming_normal(gain: float = math.sqrt(2)) -> Initialiser:
     """Normal with variance ``gain**2 / inputs``; shapes (outputs, inputs, *window)."""
     return lambda shape, dtype: normal(gain / math.sqrt(fans(shape)[0]))(shape, dtype)
+
+
+def orthogonal(gain: float = 1.0) -> Initialiser:
+    """A random orthogonal matrix times ``gain``; rows (or columns, if those are fewer) are orthogonal to each other.
+
+    Shapes are (outputs, ...), the other axes together being the columns. NumPy computes it, in a host call.
+    """
+
+    def init(shape: tuple[int, ...], dtype: Any) -> tp.RecurrentTensor:
+        rows, columns = shape[0], math.prod(shape[1:])
+        drawn = tp.random.normal((max(rows, columns), min(rows, columns)))
+        q = tp.host(_orthonormal, drawn, out=tp.spec(drawn.shape))
+        return tp.multiply(gain, (q if rows >= columns else q.T).reshape(shape).astype(dtype))
+
+    return init
+
+
+def _orthonormal(drawn: Any) -> Any:
+    q, r = np.linalg.qr(drawn)
+    # With this choice of signs all orthogonal matrices are equally likely.
+    return q * np.sign(np.diag(r))
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn import init
+from tempo.nn.mistakes import expect
 from tempo.nn.module import Module, Parameter
 
 
@@ -26,6 +27,7 @@ class Linear(Module):
         self.bias = Parameter((outputs,), initial) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        expect(self, x, *self.weight.shape[1:])
         return affine(x, self.weight, self.bias)
 
 

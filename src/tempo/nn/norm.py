@@ -6,6 +6,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn import init
+from tempo.nn.mistakes import expect
 from tempo.nn.module import Module, Parameter
 
 
@@ -26,6 +27,7 @@ class LayerNorm(Module):
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        expect(self, x, *self.weight.shape)
         wide = widened(x)
         centred = wide - tp.mean(wide, self.axes, keepdims=True)
         variance = tp.mean(tp.square(centred), self.axes, keepdims=True)
@@ -46,6 +48,7 @@ class RMSNorm(Module):
         self.weight = Parameter((size,), init.ones)
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        expect(self, x, *self.weight.shape)
         wide = widened(x)
         scale = tp.rsqrt(tp.mean(tp.square(wide), -1, keepdims=True) + self.eps)
         return tp.multiply(self.weight, (wide * scale).astype(x.dtype))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import tempo as tp
+from tempo.nn.mistakes import expect, wrong
 from tempo.nn.module import Module
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,10 +42,13 @@ class RoPE(Module):
     """
 
     def __init__(self, size: int, theta: float = 10000.0, scaling: Llama3Scaling | None = None) -> None:
+        if size % 2:
+            raise wrong(self, f"{size} features do not make pairs")
         frequencies = theta ** -(np.arange(0, size, 2) / size)
         self.frequencies = (frequencies if scaling is None else scaling(frequencies)).astype(np.float32)
 
     def __call__(self, x: tp.RecurrentTensor, position: Any) -> tp.RecurrentTensor:
+        expect(self, x, 2 * len(self.frequencies))
         angle = tp.expand_dims(tp.astype(position, tp.float32), -1) * self.frequencies
         cos, sin = tp.cos(angle).astype(x.dtype), tp.sin(angle).astype(x.dtype)
         first, second = tp.split(x, 2, axis=-1)
