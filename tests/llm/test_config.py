@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import tempo as tp
-from tempo.llm import Config, Llama3Scaling
+from tempo.llm import Config
+from tempo.nn import Llama3Scaling
 from tests.llm.common import change_json, fails
 
 GPT2 = Config(

@@ -1,12 +1,31 @@
-"""Language models: checkpoints as Hugging Face has them, read without a copy.
+"""Language models: checkpoints as Hugging Face has them, text that goes on from prompts, how likely texts are.
 
-config = Config.load(directory)
-weights = Weights(directory, config)
-tokenizer = Tokenizer(directory)
+model = llm.load("checkpoints/llama")
+for piece in llm.stream(model, "Once upon a time", temperature=0.7):
+    print(piece.text, end="")
 """
 
-from tempo.llm.config import Config, Llama3Scaling
+from tempo.llm.config import Config
+from tempo.llm.generation import Generated, Piece, generate, stream
+from tempo.llm.model import LanguageModel
+from tempo.llm.scoring import Score, score
+from tempo.llm.session import Session
 from tempo.llm.tokenizer import Tokenizer
 from tempo.llm.weights import Weights
 
-__all__ = ["Config", "Llama3Scaling", "Tokenizer", "Weights"]
+load = LanguageModel.load
+
+__all__ = [
+    "Config",
+    "Generated",
+    "LanguageModel",
+    "Piece",
+    "Score",
+    "Session",
+    "Tokenizer",
+    "Weights",
+    "generate",
+    "load",
+    "score",
+    "stream",
+]

@@ -6,7 +6,6 @@ that a few of them serve all lengths; how many tokens are wanted, and the number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -298,5 +297,5 @@ def left_padded(sequences: Sequence[Sequence[int]], steps: int) -> tuple[Array, 
 
 def rounded(count: int) -> int:
     """The number of steps, at least ``count`` and at most a quarter more, that programs are compiled for."""
-    step = max(16, 2 ** (math.floor(math.log2(max(count, 1))) - 2))
+    step = max(16, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step

@@ -34,7 +34,9 @@ class LanguageModel:
         self.device = device
         self.memory = memory
         self.parameters = {name: _on_device(array, self.dtype, device) for name, array in parameters.items()}
-        self.ends = config.end_of_text
+        # The tokenizer may know one that the configuration does not.
+        known = (*config.end_of_text, *(tokenizer.end_of_text if tokenizer is not None else ()))
+        self.ends = tuple(dict.fromkeys(known))
         self._runs: dict[Any, Any] = {}
 
     @staticmethod
