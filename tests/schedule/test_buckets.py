@@ -394,3 +394,15 @@ def test_a_loop_that_is_not_cut_keeps_its_stores_beside_one_that_is() -> None:
         prog.output("w", w)
     run = prog.compile({T: 5}, plan=tp.Plan(buckets={"t": [4]}))
     assert run().w.tolist() == [0, 1, 1.5, 1.75, 1.875, 1.9375]
+
+
+def test_a_piece_of_one_step_at_which_a_range_is_empty() -> None:
+    """There, the gradient of the last element of the range has no place to go to."""
+    with tp.Program() as prog:
+        s, S = prog.dim("s")
+        y = prog.recurrent("y", domain=s)
+        y[S - 1] = 1.0
+        y[s] = tp.tanh(y[s + 1] * tp.cumsum(y[s + 1 : tp.min(s + 2, S)], reverse=True).space[-1])
+        prog.output("g", tp.grad(tp.sum(y[0:S]), y))
+    run = prog.compile({S: 5}, plan=Plan(buckets={"s": [4]}))
+    np.testing.assert_allclose(run().g, prog.evaluate({S: 5}).g, rtol=1e-6)
