@@ -75,6 +75,15 @@ def test_the_prompt_is_one_block(model: llm.LanguageModel) -> None:
     assert len(heads) == 3
 
 
+def test_a_long_prompt_is_cut_where_memory_is_short(checkpoint: Checkpoint) -> None:
+    prompt = RNG.integers(8, VOCABULARY, 200).tolist()
+    directory, _ = checkpoint("llama")
+    free, short = llm.load(directory), llm.load(directory, memory="800KB")
+    assert llm.generate(free, prompt, 4, temperature=0) == llm.generate(short, prompt, 4, temperature=0)
+    (run,) = short._runs.values()
+    assert 1 < run.plan.blocks["t"] < 200
+
+
 def test_what_is_streamed_is_what_is_generated(model: llm.LanguageModel) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.8, "seed": 3, "logprobs": True}
     texts = llm.generate(model, PROMPTS, **options)

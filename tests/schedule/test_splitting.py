@@ -113,3 +113,14 @@ def test_gradients_through_a_prompt(backend: str) -> None:
     data = np.linspace(-1, 1, 12, dtype=np.float32)
     found = prog.compile({T: 12}, backend)(data=data, w=0.7)
     np.testing.assert_allclose(found.g, prog.evaluate({T: 12}, data=data, w=0.7).g, rtol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_prompt_in_blocks(stop: bool, backend: str) -> None:
+    prog, T, P = generator(stop)
+    prompt = (np.arange(20) % 7).astype(np.int32)
+    run = prog.compile({T: 40, P: 20}, backend, plan=tp.Plan({"t": 4}))
+    assert heads(run)[:2] == ["for t in 0 .. 15, 4 at once:", "for t in 16 .. 18, all at once:"]
+    expected = prog.evaluate({T: 40, P: 20}, prompt=prompt, **WEIGHTS).x
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)

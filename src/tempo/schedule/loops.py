@@ -136,9 +136,7 @@ class Scheduler:
         ``unrolled`` dims get a piece of code per step instead of a loop; ``buckets`` say where loops with ranges of
         varying size are cut."""
         buckets = buckets or Buckets()
-        stopped = {dim.bound for dim in self.graph.stops}
-        fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
-        sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(self.numbers)}
+        sizes = {d: b for d, b in blocks.items() if b < d.bound.evaluate(self.numbers)}
         if sizes:
             # What has no order of steps in blocks is computed without them.
             with contextlib.suppress(_TangledError):
@@ -300,7 +298,8 @@ class _Builder:
         """Units in groups, some of which share blocks of a dim, if blocks are wanted of any that has no loop here."""
         looped = {family for family, _ in outer}
         own = {d.origin for unit in units if unit.family is None for node in unit.nodes for d in node.domain}
-        wanted = [d for d in self.sizes if d in own and d not in looped]
+        # How many steps a dim makes that stops on data is not known when a block of them begins.
+        wanted = [d for d in self.sizes if d in own and d not in looped and not d.bound.symbols() & set(self.limits)]
         if not wanted:
             return None
         # Where steps are made one after the other anyway, blocks of them cost least.
@@ -652,7 +651,7 @@ class _Builder:
         for node in active:
             low, high = self.spans[node][next(d for d in node.domain if d.origin is family)]
             largest = max(largest, self.bytes(node) // max(high - low + 1, 1))
-        block = min(KEEP_BYTES // largest, stop - start)
+        block = min(KEEP_BYTES // largest, stop - start, self.sizes.get(family, stop))
         return 0 if block < FEWEST_AT_ONCE or (backwards and block < stop - start) else block
 
     def independent(
