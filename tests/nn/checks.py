@@ -22,31 +22,17 @@ def numbers(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).normal(size=shape)
 
 
-def weights_of(model: nn.Module) -> dict[str, Array]:
-    """Random values for all parameters, none of them a neutral one."""
-    return {name: 0.5 * numbers(*p.shape, seed=n) for n, (name, p) in enumerate(model.parameters().items())}
-
-
-def loaded(module: Any, weights: dict[str, Array]) -> Any:
-    """PyTorch's module with these weights: names and shapes must be the same."""
-    module = module.double()
-    module.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()}, strict=True)
-    return module
-
-
 def agree(
     model: nn.Module,
     expected: Callable[..., Any],
     *arrays: Array,
-    weights: dict[str, Array] | None = None,
     call: Callable[..., tp.RecurrentTensor] = lambda net, t, *xs: net(*xs),
-    compiled: bool = True,
     tolerance: float = 1e-9,
 ) -> None:
     """``call(net, t, *xs)`` at every point of (b, t) is what ``expected(*xs, **weights)`` is for arrays (B, T, ...),
     and so are the gradients of a weighted sum of it by all float inputs and parameters; on the reference
     interpreter, and compiled."""
-    weights = weights_of(model) if weights is None else weights
+    weights = {name: 0.5 * numbers(*p.shape, seed=n) for n, (name, p) in enumerate(model.parameters().items())}
     floats = [n for n, a in enumerate(arrays) if a.dtype.kind == "f"]
     with tp.Program("agree") as prog:
         b, B_ = prog.dim("b")
@@ -70,10 +56,7 @@ def agree(
 
     bounds = {B_: arrays[0].shape[0], T_: arrays[0].shape[1]}
     given = {**{f"x{n}": a for n, a in enumerate(arrays)}, **weights, "share": shares}
-    results = [prog.evaluate(bounds, **given)]
-    if compiled:
-        results.append(prog.compile(bounds, backend="jax")(**given))
-    for result in results:
+    for result in (prog.evaluate(bounds, **given), prog.compile(bounds)(**given)):
         same(result.y, wanted, tolerance, "y")
         for name, slope in zip(leaves, slopes, strict=True):
             same(result[f"d {name}"], slope, tolerance, f"gradient of {name}")

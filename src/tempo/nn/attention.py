@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import tempo as tp
 from tempo.nn.linear import Linear
 from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module
-from tempo.nn.norm import widened
+from tempo.nn.precision import wide
 from tempo.nn.rope import RoPE
 
 
@@ -60,8 +59,8 @@ class Attention(Module):
     def __call__(
         self, x: tp.RecurrentTensor, t: tp.Dim, start: tp.RecurrentTensor | None = None, position: Any = None
     ) -> tp.RecurrentTensor:
-        """``start`` is the first step that counts, for sequences padded on the left: steps before it are not seen.
-        (What they see themselves means nothing.) ``position`` is the step for RoPE, by default ``t - start``.
+        """``start`` is the first step of the sequence, if that is padded on the left: steps before it are not seen, and
+        what is computed for them means nothing. ``position`` is the step for RoPE, by default ``t - start``.
         """
         if t not in x.domain:
             raise tp.errors.DomainError(
@@ -93,24 +92,32 @@ class Attention(Module):
         q = self.q_proj(x).reshape(self.heads, self.head_size)
         if self.rope is not None:
             q = self.rope(q, t if position is None else position)
-        ranges = self._seen(t)
+        ranges = self._ranges(t, start)
         keys, values = (tp.concatenate([_over(y, t, steps) for steps in ranges]) for y in (k, v))
         grouped = q.reshape(self.kv_heads, self.heads // self.kv_heads, self.head_size)
-        scores = widened(tp.einsum("gqd,kgd->gqk", grouped, keys)) * self.scale
+        scores = wide(tp.einsum("gqd,kgd->gqk", grouped, keys) * self.scale)
         if start is not None:
-            seen = tp.concatenate([tp.arange(steps.start, steps.stop) for steps in ranges]) >= start
             # Finite, so that steps before the start, which see nothing, have a value, too.
-            scores = tp.where(seen, scores, -1e30)
+            scores = tp.where(self._counts(t, start, ranges), scores, -1e30)
         mixed = tp.einsum("gqk,kgd->gqd", tp.softmax(scores).astype(values.dtype), values)
         return self.o_proj(mixed.reshape(self.heads * self.head_size))
 
-    def _seen(self, t: tp.Dim) -> Sequence[slice]:
-        """The steps that step t sees, as ranges that do not overlap."""
-        if self.window is None:
+    def _ranges(self, t: tp.Dim, start: tp.RecurrentTensor | None) -> list[slice]:
+        """The steps that step t reads, as ranges that do not overlap."""
+        # A sequence's first steps are only known when the program runs if its start is: then all are read.
+        if self.window is None or (self.sinks and start is not None):
             return [slice(0, t + 1)]
         first = tp.max(0, t - self.window + 1)
         recent = slice(first, t + 1)
         return [slice(0, tp.min(self.sinks, first)), recent] if self.sinks else [recent]
+
+    def _counts(self, t: tp.Dim, start: tp.RecurrentTensor, ranges: list[slice]) -> tp.RecurrentTensor:
+        """Which of the steps read are seen by a sequence that starts at ``start``."""
+        steps = tp.concatenate([tp.arange(steps.start, steps.stop) for steps in ranges])
+        counts = steps >= start
+        if self.window is not None and self.sinks:
+            counts = counts & ((steps < start + self.sinks) | (steps > t.value - self.window))
+        return counts
 
 
 def _over(x: tp.RecurrentTensor, t: tp.Dim, steps: slice) -> tp.RecurrentTensor:

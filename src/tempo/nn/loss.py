@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempo as tp
+from tempo.nn.precision import wide
 
 
 def cross_entropy(logits: tp.RecurrentTensor, label: tp.RecurrentTensor) -> tp.RecurrentTensor:
@@ -10,6 +11,6 @@ def cross_entropy(logits: tp.RecurrentTensor, label: tp.RecurrentTensor) -> tp.R
 
     In at least single precision.
     """
-    wide = logits if logits.dtype == tp.float64 else logits.astype(tp.float32)
-    chosen = tp.take_along_axis(wide, tp.expand_dims(label, -1), axis=-1)
-    return tp.logsumexp(wide, axis=-1) - tp.squeeze(chosen, -1)
+    logits = wide(logits)
+    chosen = tp.take_along_axis(logits, tp.expand_dims(label, -1), axis=-1)
+    return tp.logsumexp(logits, axis=-1) - tp.squeeze(chosen, -1)

@@ -62,14 +62,16 @@ class Module:
             if isinstance(value, Parameter):
                 wanted = dtype if value.dtype is None else value.dtype
                 copies[id(value)] = prog.param(name, value.shape, wanted, value.init if init else None)
-            elif isinstance(value, Module):
+                return copies[id(value)]
+            if isinstance(value, Module):
                 copies[id(value)] = module = copy.copy(value)
                 vars(module).update({key: declared(part, _join(name, key)) for key, part in _parts(value)})
-            elif isinstance(value, dict):
-                return {key: declared(part, _join(name, key)) for key, part in value.items()}
-            elif type(value) in (list, tuple):
+                return module
+            if isinstance(value, dict):
+                return {key: declared(part, _join(name, key)) for key, part in _parts(value)}
+            if type(value) in (list, tuple):
                 return type(value)(declared(part, _join(name, key)) for key, part in _parts(value))
-            return copies.get(id(value), value)
+            return value
 
         net: ModuleT = declared(self, prefix)
         return net

@@ -8,6 +8,7 @@ import tempo as tp
 from tempo.nn import init
 from tempo.nn.mistakes import expect
 from tempo.nn.module import Module, Parameter
+from tempo.nn.precision import wide
 
 
 class LayerNorm(Module):
@@ -28,11 +29,10 @@ class LayerNorm(Module):
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
         expect(self, x, *self.weight.shape)
-        wide = widened(x)
-        centred = wide - tp.mean(wide, self.axes, keepdims=True)
+        centred = wide(x) - tp.mean(wide(x), self.axes, keepdims=True)
         variance = tp.mean(tp.square(centred), self.axes, keepdims=True)
-        y = centred * tp.rsqrt(variance + self.eps) * widened(self.weight)
-        return (y if self.bias is None else y + widened(self.bias)).astype(x.dtype)
+        y = centred * tp.rsqrt(variance + self.eps) * wide(self.weight)
+        return (y if self.bias is None else y + wide(self.bias)).astype(x.dtype)
 
 
 class RMSNorm(Module):
@@ -49,11 +49,5 @@ class RMSNorm(Module):
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
         expect(self, x, *self.weight.shape)
-        wide = widened(x)
-        scale = tp.rsqrt(tp.mean(tp.square(wide), -1, keepdims=True) + self.eps)
-        return tp.multiply(self.weight, (wide * scale).astype(x.dtype))
-
-
-def widened(x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-    """x in at least single precision."""
-    return x if x.dtype == tp.float64 else x.astype(tp.float32)
+        scale = tp.rsqrt(tp.mean(tp.square(wide(x)), -1, keepdims=True) + self.eps)
+        return tp.multiply(self.weight, (wide(x) * scale).astype(x.dtype))
