@@ -116,7 +116,7 @@ def main(iterations=200, texts=8, steps=96, count=86, show=25, **sizes):
         trained = train(run, text, path, iterations // 2, show)
         print(f"trained in {time.perf_counter() - start:.0f} s; the last loss is {trained.losses[-1]:.3f}")
 
-        # Another day, from the file. (It could be another process as well.)
+        # Another day, from the file. It could be another process as well.
         run.load(path)
         resumed = train(run, text, path, show=show)
         same = all(np.array_equal(resumed[name], array) for name, array in trained.outputs.items())
