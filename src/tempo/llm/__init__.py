@@ -6,6 +6,7 @@ for piece in llm.stream(model, "Once upon a time", temperature=0.7):
 """
 
 from tempo.llm.config import Config
+from tempo.llm.decoder import Decoder
 from tempo.llm.generation import Generated, Piece, generate, stream
 from tempo.llm.model import LanguageModel
 from tempo.llm.scoring import Score, score
@@ -17,6 +18,7 @@ load = LanguageModel.load
 
 __all__ = [
     "Config",
+    "Decoder",
     "Generated",
     "LanguageModel",
     "Piece",

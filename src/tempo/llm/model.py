@@ -96,5 +96,11 @@ class LanguageModel:
 def _on_device(array: Any, dtype: Any, device: str | None) -> Any:
     import jax
 
-    where = jax.devices(device)[0] if device else jax.devices()[0]
+    try:
+        where = (jax.devices(device) if device else jax.devices())[0]
+    except RuntimeError:
+        raise tp.errors.ModelError(
+            f"there is no device '{device}' here",
+            hint=f"this machine has: {', '.join(sorted({d.platform for d in jax.devices()}))}",
+        ) from None
     return jax.device_put(array, where).astype(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class Session:
         repetition_penalty: float | None = None,
         stop: str | Sequence[str] = (),
         seed: int = 0,
-    ) -> Iterator[Piece]:
-        """Add a prompt, and go on from there, piece by piece."""
+    ) -> Generator[Piece, None, None]:
+        """Add a prompt, and go on from there, piece by piece. If it is left early, what has come so far is kept."""
         how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         # Only the first prompt begins a text.
         new = self.model.encoded(prompt, special=not self.tokens)
