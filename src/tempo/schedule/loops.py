@@ -314,20 +314,26 @@ class _Builder:
             raise _TangledError
         for node, late in tiling.delays.items():
             if node not in tiling.folds and (node, family) not in self.delays:
-                self.delays[node, family] = late
-                self.shifts[node, family] = self.shifts.get((node, family), 0) + late
+                later = -late if tiling.groups[tiling.place[node]].backwards else late
+                self.delays[node, family] = later
+                self.shifts[node, family] = self.shifts.get((node, family), 0) + later
         for group in tiling.groups:
             for node in group.nodes if group.block else ():
-                late = self.delays.get((node, family), 0)
+                late = abs(self.delays.get((node, family), 0))
                 delay = f", {late} steps late" if late else ""
                 self.reasons.setdefault((node, family), f"blocks of {family.name}{delay}")
         for node, found in tiling.folds.items():
-            steps = (
-                start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family))
+            steps = [
+                (edge.node, start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family)))
                 for edge, start in zip(node.edges, found.starts, strict=True)
                 if start is not None
-            )
-            self.folds.setdefault(node, {})[family] = replace(found, base=max(steps))
+            ]
+            # What other loops have computed is there at any step.
+            inside = [step for other, step in steps if tiling.place.get(other) == tiling.place[node]]
+            last = min if found.backwards else max
+            based = replace(found, base=last(inside or [step for _, step in steps]))
+            if self.folds.setdefault(node, {}).setdefault(family, based) != based:
+                raise _TangledError
         return tiling.groups
 
     def unroll(self, units: Sequence[Group], outer: Place) -> None:
@@ -353,14 +359,16 @@ class _Builder:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
         self.loops += 1
         here = (*outer, (family, self.loops))
+        if group.backwards:
+            self.backwards.add(self.loops)
         pieces: list[Tree] = []
         if group.block == 1:  # an ordinary loop
             rest = self.uncarried(group, family, dependences)
             for start, stop, active in self.block_segments(group.nodes, family, 1):
                 body = self.sequence(active, rest, here)
                 body = [self.specialise(tree, family, start, stop) for tree in body]
-                pieces.append(Loop(family, start, stop, False, tuple(body)))
-            return pieces
+                pieces.append(Loop(family, start, stop, group.backwards, tuple(body)))
+            return pieces[::-1] if group.backwards else pieces
         self.blocks[self.loops] = group.block
         for start, stop, active in self.block_segments(group.nodes, family, group.block):
             whole = start + (stop - start) // group.block * group.block
@@ -368,8 +376,8 @@ class _Builder:
                 if first < last:
                     body = self.sequence(active, dependences, here, {family: block})
                     body = [self.specialise(tree, family, first, last) for tree in body]
-                    pieces.append(Loop(family, first, last, False, tuple(body), block=block))
-        return pieces
+                    pieces.append(Loop(family, first, last, group.backwards, tuple(body), block=block))
+        return pieces[::-1] if group.backwards else pieces
 
     def block_segments(self, nodes: Sequence[Node], family: Dim, block: int) -> list[tuple[int, int, list[Node]]]:
         """The ranges of a loop in blocks over which the same nodes are active.

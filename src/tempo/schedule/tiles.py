@@ -2,7 +2,8 @@
 
 Block by block, a node is computed for some steps of a dim at once, after everything it reads. What looks ahead by a
 bounded number of steps is computed that much later than its own steps say, so that n-step returns are learned from
-while the program acts. A reduction over all steps becomes a fold: each block adds its share.
+while the program acts. A reduction over all steps becomes a fold: each block adds its share. What a loop computes
+backwards is computed in blocks from the last to the first, and so is what only waits for such a loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Tiling:
     """Units, each after what it needs, in groups, with as much as possible in blocks of one dim.
 
     ``delays`` says by how many steps nodes are late: by ``most`` at most, and by whole blocks. For some nodes it is
-    ``fixed``, which may contradict what they read.
+    ``fixed`` by how many steps of a loop they are behind it (less than none in a loop that runs backwards), which may
+    contradict what they read.
     """
 
     def __init__(
@@ -61,31 +63,39 @@ class Tiling:
         outside = [d for d in reads if d.producer not in unit.nodes]
         found = self.fold(unit, outside)
         tiled = found is not None or self.is_tiled(unit)
-        earliest = max((self.place[d.producer] + (not self.together(unit, d, tiled)) for d in outside), default=0)
-        kind = Group(self.family, False, [], block=self.block) if tiled else replace(unit, nodes=[])
-        fitting = (n for n in range(earliest, len(self.groups)) if same_kind(self.groups[n], kind))
-        at = next(fitting, len(self.groups))
+        kinds = [replace(unit, nodes=[])]
+        if tiled:
+            directions = (False, True) if unit.family is None else (unit.backwards,)
+            kinds = [Group(self.family, backwards, [], block=self.block) for backwards in directions]
+        at, kind = min(((self.first_fit(unit, outside, kind), kind) for kind in kinds), key=lambda fit: fit[0])
         if at == len(self.groups):
             self.groups.append(kind)
         self.groups[at].nodes.extend(unit.nodes)
         self.place.update(dict.fromkeys(unit.nodes, at))
         if found is not None:
-            self.folds[unit.nodes[0]] = found
+            self.folds[unit.nodes[0]] = replace(found, backwards=kind.backwards)
         if tiled:
-            late = max((self.late(d) or 0 for d in outside if self.place[d.producer] == at), default=0)
+            together = (d for d in outside if self.place[d.producer] == at)
+            late = max((self.late(d, kind.backwards) or 0 for d in together), default=0)
             late = -(-max(late, 0) // self.block) * self.block
-            given = {self.fixed[node] for node in unit.nodes if node in self.fixed}
+            given = {self.behind(node, kind.backwards) for node in unit.nodes if node in self.fixed}
             self.contradicts = self.contradicts or any(other < late for other in given) or len(given) > 1
             self.delays.update(dict.fromkeys(unit.nodes, max(given, default=late)))
 
+    def first_fit(self, unit: Group, outside: Sequence[Dependence], kind: Group) -> int:
+        """The first group of a kind that a unit can be in, given what it reads; the number of groups if none is."""
+        earliest = max((self.place[d.producer] + (not self.together(unit, d, kind)) for d in outside), default=0)
+        fitting = (n for n in range(earliest, len(self.groups)) if same_kind(self.groups[n], kind))
+        return next(fitting, len(self.groups))
+
     def is_tiled(self, unit: Group) -> bool:
-        """Whether a unit can be computed block by block: a node without a loop, or a loop forwards over the dim."""
+        """Whether a unit can be computed block by block: a node without a loop, or a loop over the dim."""
         if unit.tangled or not all(self.varies(node) and node.op not in WHOLE for node in unit.nodes):
             return False
         calls = [node.edges[0].node if node.op is HOST_RESULT else node for node in unit.nodes]
         if any(call.op is HOST and self.family in call.attributes["batch"] for call in calls):
             return False
-        return unit.family is None or (unit.family is self.family and not unit.backwards)
+        return unit.family is None or unit.family is self.family
 
     def fold(self, unit: Group, outside: Sequence[Dependence]) -> Fold | None:
         """How a unit can be folded over what blocks compute, if it can."""
@@ -93,24 +103,32 @@ class Tiling:
             return None
         return fold(unit.nodes[0], self.family, self.numbers)
 
-    def together(self, unit: Group, d: Dependence, tiled: bool) -> bool:
-        """Whether a unit can be in the same group as something that it reads."""
-        group = self.groups[self.place[d.producer]]
-        if group.block:
-            late = self.late(d) if tiled else None
-            return late is not None and late <= self.most
-        if tiled or not same_kind(group, unit):
+    def together(self, unit: Group, d: Dependence, kind: Group) -> bool:
+        """Whether a unit can be in the same group, of a kind, as something that it reads."""
+        if not same_kind(self.groups[self.place[d.producer]], kind):
             return False
+        if kind.block:
+            late = self.late(d, kind.backwards)
+            return late is not None and late <= self.most
         return unit.family is None or allowed(d.distance(unit.family), unit.backwards)
 
-    def late(self, d: Dependence) -> int | None:
+    def late(self, d: Dependence, backwards: bool) -> int | None:
         """By how many steps a consumer in the same blocks must be late; None if it cannot be in the same blocks."""
         if d.producer in self.folds:  # known when the last block is
             return None
         steps = d.distance(self.family) if self.varies(d.consumer) else (0, 0)
         if steps is None:
             return 0
-        return None if steps[0] is None else self.delays.get(d.producer, 0) - steps[0]
+        back = steps[1] if backwards else steps[0]
+        if back is None:
+            return None
+        # Where nodes are behind already, reads look back by that much more or less.
+        already = self.behind(d.consumer, backwards) - self.behind(d.producer, backwards)
+        return self.delays.get(d.producer, 0) + already - (-back if backwards else back)
+
+    def behind(self, node: Node, backwards: bool) -> int:
+        """By how many steps it was fixed that a node is late."""
+        return -self.fixed.get(node, 0) if backwards else self.fixed.get(node, 0)
 
     def varies(self, node: Node) -> bool:
         return any(d.origin is self.family for d in node.domain)

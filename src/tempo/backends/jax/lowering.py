@@ -498,7 +498,7 @@ class Lowering:
             at[fold.family] = steps.start
             ranges[fold.family] = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
             edges = fold.at_block(edges, steps.length)
-            begins = begins & (steps.start == fold.base)
+            begins = begins & fold.begins(steps.start, steps.length)
         share = self.apply(node, edges, state, replace(block, at=at, ranges=ranges))
         before = self.read(node.here(), state, block)
         dims = tuple(d for d in block.dims if d in {*share.dims, *before.dims})
