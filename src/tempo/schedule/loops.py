@@ -305,6 +305,8 @@ class _Builder:
         # Where steps are made one after the other anyway, blocks of them cost least.
         carried = {unit.family for unit in units}
         family = next((d for d in wanted if d in carried), wanted[0])
+        # Inside another loop, a block is all that is kept of a value.
+        self.sink(units, dependences, family)
         # What is delayed by half of all steps needs the stores of half of all steps.
         most = family.bound.evaluate(self.numbers) // 2
         # The parts of a loop around these blocks share what was found for the first of them.
@@ -312,6 +314,7 @@ class _Builder:
         tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, fixed)
         if tiling.contradicts:
             raise _TangledError
+        tiling.put_off(units, self.bytes, {edge.node for edge in self.graph.outputs.values()} | self.handed)
         for node, late in tiling.delays.items():
             if node not in tiling.folds and (node, family) not in self.delays:
                 later = -late if tiling.groups[tiling.place[node]].backwards else late
@@ -522,9 +525,9 @@ class _Builder:
             trees.append(self._specialise(tree, {}))
         return trees
 
-    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence]) -> None:
+    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence], tiled: Dim | None = None) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
-        for all of its steps would cost memory and gain nothing."""
+        for all of its steps would cost memory and gain nothing; but not into one over a dim that is ``tiled``."""
         unit_of = {node: unit for unit in units for node in unit.nodes}
         reads: dict[Node, list[Dependence]] = {}
         readers: dict[Node, list[Dependence]] = {}
@@ -538,6 +541,8 @@ class _Builder:
             if not loops:
                 return None
             group = loops[0]
+            if group.family is tiled:
+                return None
             inside = [d for other, d in neighbours if unit_of[other].family is not None]
 
             def near(distance: Distance) -> bool:

@@ -8,7 +8,7 @@ backwards is computed in blocks from the last to the first, and so is what only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops.scan import LINEAR_RECURRENCE
 from tempo.schedule.dependences import Dependence, allowed
 from tempo.schedule.folds import Fold, fold
-from tempo.schedule.groups import Group, same_kind
+from tempo.schedule.groups import Group, follow_readers, same_kind
 from tempo.symbolic import Dim
 
 # Inputs are there, and a scan over all steps is one.
@@ -55,8 +55,12 @@ class Tiling:
         self.reads: dict[Node, list[Dependence]] = {}
         for d in dependences:
             self.reads.setdefault(d.consumer, []).append(d)
+        self.readers: dict[Node, list[Dependence]] = {}
+        for d in dependences:
+            self.readers.setdefault(d.producer, []).append(d)
         for unit in units:
             self.add(unit)
+        follow_readers(units, self.groups, self.place, dependences)
 
     def add(self, unit: Group) -> None:
         reads = [d for node in unit.nodes for d in self.reads.get(node, ())]
@@ -87,6 +91,36 @@ class Tiling:
         earliest = max((self.place[d.producer] + (not self.together(unit, d, kind)) for d in outside), default=0)
         fitting = (n for n in range(earliest, len(self.groups)) if same_kind(self.groups[n], kind))
         return next(fitting, len(self.groups))
+
+    def put_off(self, units: Sequence[Group], size: Callable[[Node], int], results: Container[Node]) -> None:
+        """Compute nodes in the later blocks in which they are read, if less is to be kept for them then: what
+        back-propagation makes of a few values of the forward pass."""
+        for unit in reversed(units):
+            (node, *others) = unit.nodes
+            readers = self.readers.get(node, [])
+            homes = {self.place[d.consumer] for d in readers}
+            if others or unit.family is not None or node in results or node in self.folds or len(homes) != 1:
+                continue
+            (at,) = homes
+            group = self.groups[at]
+            if at == self.place[node] or not (self.groups[self.place[node]].block and group.block):
+                continue
+            lates = [(self.late(d, group.backwards), self.delays[d.consumer]) for d in readers]
+            if self.delays[node] or any(late is None or late > most for late, most in lates):
+                continue
+            operands = {d.producer for d in self.reads.get(node, ())}
+            if sum(size(p) for p in operands if p not in results and not self.is_kept(p)) > size(node):
+                continue
+            self.groups[self.place[node]].nodes.remove(node)
+            group.nodes.insert(0, node)
+            self.place[node] = at
+        self.groups = [group for group in self.groups if group.nodes]
+        self.place = {node: at for at, group in enumerate(self.groups) for node in group.nodes}
+
+    def is_kept(self, node: Node) -> bool:
+        """Whether a node is kept for all steps, because it is not computed in blocks or is read in others."""
+        home = self.place[node]
+        return not self.groups[home].block or any(self.place[d.consumer] != home for d in self.readers[node])
 
     def is_tiled(self, unit: Group) -> bool:
         """Whether a unit can be computed block by block: a node without a loop, or a loop over the dim."""
