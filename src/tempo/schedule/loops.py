@@ -82,6 +82,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
+    tiled: frozenset[int]
+    """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
     unrolled: frozenset[Dim]
@@ -176,6 +178,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         beyond,
         results,
         builder.blocks,
+        frozenset(builder.tiled_loops),
         builder.folds,
         unrolled,
         frozenset(builder.backwards),
@@ -228,6 +231,7 @@ class _Builder:
         self.unrolled = unrolled
         self.buckets = buckets
         self.blocks: dict[int, int] = {}
+        self.tiled_loops: set[int] = set()
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
         self.reasons: dict[tuple[Node, Dim], str] = {}
@@ -362,6 +366,7 @@ class _Builder:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
         self.loops += 1
         here = (*outer, (family, self.loops))
+        self.tiled_loops.add(self.loops)
         if group.backwards:
             self.backwards.add(self.loops)
         pieces: list[Tree] = []
@@ -370,7 +375,7 @@ class _Builder:
             for start, stop, active in self.block_segments(group.nodes, family, 1):
                 body = self.sequence(active, rest, here)
                 body = [self.specialise(tree, family, start, stop) for tree in body]
-                pieces.append(Loop(family, start, stop, group.backwards, tuple(body)))
+                pieces.append(Loop(family, start, stop, group.backwards, tuple(body), tiled=True))
             return pieces[::-1] if group.backwards else pieces
         self.blocks[self.loops] = group.block
         for start, stop, active in self.block_segments(group.nodes, family, group.block):
@@ -379,7 +384,7 @@ class _Builder:
                 if first < last:
                     body = self.sequence(active, dependences, here, {family: block})
                     body = [self.specialise(tree, family, first, last) for tree in body]
-                    pieces.append(Loop(family, first, last, group.backwards, tuple(body), block=block))
+                    pieces.append(Loop(family, first, last, group.backwards, tuple(body), block=block, tiled=True))
         return pieces[::-1] if group.backwards else pieces
 
     def block_segments(self, nodes: Sequence[Node], family: Dim, block: int) -> list[tuple[int, int, list[Node]]]:

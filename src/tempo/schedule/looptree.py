@@ -47,6 +47,8 @@ class Loop:
     """Whether the steps are those of the block around the loop."""
     grows: bool = False
     """Whether the stores that it fills have room for the steps up to its last one only, and more in the next piece."""
+    tiled: bool = False
+    """Whether a plan has put its steps into blocks, which may be of one step."""
 
     @property
     def steps(self) -> range:
