@@ -328,3 +328,28 @@ def test_tensors_without_names_are_told_apart_in_every_process() -> None:
         assert f"on the host as {other}" in alone.explain()
         compare("loss", alone(**inputs).loss, expected["loss"], 1e-4)
     assert found[0] == found[1]
+
+
+def test_what_a_loop_around_the_blocks_folds_in_stays_on_the_device() -> None:
+    """Every iteration adds to what the one before has left, of all blocks."""
+    with tp.Program("fold") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", shape=(), domain=t)
+        y = prog.input("y", shape=(), domain=s)
+        total = tp.sum(tp.tanh(x * y)[0:T, s])
+        prog.output("total", tp.sum(tp.sin(total)[0:S]))
+    inputs = {"x": numbers(STEPS), "y": numbers(STEPS)}
+    run = Executable(prog.graph, {T: STEPS, S: STEPS}, plan=Plan({"t": 1, "s": 3}, host=("*",)))
+    compare("total", run(**inputs).total, prog.evaluate({T: STEPS, S: STEPS}, **inputs)["total"], 1e-5)
+
+
+def test_plans_say_what_is_on_the_host_and_why() -> None:
+    prog, bounds, _ = two_readers()
+    run = Executable(prog.graph, bounds, "numpy", plan=Plan({"t": 4}, host=("a", "x")))
+    rows = str(run.plan).splitlines()
+    assert rows[:2] == ["blocks: t 4", "host: a, x"]
+    assert rows[-2:] == [
+        "x: on the host (an input; the device is sent what a block reads)",
+        "a: on the host (written in blocks of t; the device is sent what a block reads)",
+    ]

@@ -112,7 +112,7 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.schedule, self.storage = planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned.schedule))
+        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:

@@ -93,6 +93,9 @@ def _local(node: Node, store: Store, schedule: Schedule) -> Store | None:
     # A reader that is inside of the loop and also outside of it would read of both.
     if any(home not in place for d in readers for place in schedule.places[d.consumer]):
         return None
+    # What a loop around folds in is needed again in its next iteration.
+    if around & schedule.folds.get(node, {}).keys():
+        return None
     dims: dict[Dim, Keeping] = {}
     for d, kept in store.dims.items():
         if d.origin in around:
