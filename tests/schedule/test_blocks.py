@@ -214,7 +214,7 @@ def test_returns_until_the_end_wait_for_it() -> None:
     assert stores(run)["state"] == "8 steps"
 
 
-def test_a_loop_that_runs_backwards_stands_between_blocks() -> None:
+def test_a_loop_that_runs_backwards_is_in_blocks_from_the_last_to_the_first() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")
         x = prog.input("x", domain=t)
@@ -226,18 +226,17 @@ def test_a_loop_that_runs_backwards_stands_between_blocks() -> None:
     run = blocked(prog, {T: 6}, 4, x=[0, 2, 0, 2, 0, 4])
     assert run(x=[0, 2, 0, 2, 0, 4]).y.tolist() == [3, 4, 4, 6, 8, 12]
     assert outline(run.schedule.trees, "multiply", "future", "subtract") == lines("""
-        for t in 0 .. 3, all at once:
-            multiply_1 = multiply(x, x)
-        for t in 4 .. 5, all at once:
-            multiply_1 = multiply(x, x)
-        at t = 5:
-            future = recurrent() (case 1)
-        for t in 4 .. 0, backwards:
-            multiply_2 = multiply(constant_1, future[t + 1])
-            future = recurrent() (case 2)
-        for t in 0 .. 3, all at once:
+        for t in 5 .. 4, backwards, all at once:
+            for t in the block:
+                multiply_1 = multiply(x, x)
+                multiply_2 = multiply(constant_1, future[t + 1])
+                future = recurrent() (case 1, 2)
             subtract_1 = subtract(future, x)
-        for t in 4 .. 5, all at once:
+        for t in 3 .. 0, backwards, all at once:
+            for t in the block:
+                multiply_1 = multiply(x, x)
+                multiply_2 = multiply(constant_1, future[t + 1])
+                future = recurrent() (case 2)
             subtract_1 = subtract(future, x)
     """)
 

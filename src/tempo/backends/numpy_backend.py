@@ -181,7 +181,7 @@ class NumpyMachine:
             block = place if isinstance(place, BlockSteps) else BlockSteps(place, 1)
             known[fold.family] = block.start
             edges = fold.at_block(edges, block.length)
-            begins = begins and block.start == fold.base
+            begins = begins and fold.begins(block.start, block.length)
         operands = [self.read(edge, known) for edge in edges]
         share = np.asarray(node.op.reference(*operands, **{k: resolve(v, here) for k, v in node.attributes.items()}))
         if begins:

@@ -26,6 +26,7 @@ from tempo.graph.fingerprint import digest, fingerprint, numbered
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST
 from tempo.runtime.run import Run
+from tempo.schedule.offload import Hosted
 from tempo.schedule.script import Position, Script
 from tempo.schedule.storage import Storage
 from tempo.symbolic import Bound
@@ -78,9 +79,10 @@ class Checkpoints:
     ) -> None:
         self.nodes = numbered(graph)
         stores = [
-            f"{number} {storage.stores[node].shape} {list(map(str, storage.stores[node].dims.values()))}"
+            f"{number} {store.shape} {list(map(str, store.dims.values()))}"
             for node, number in self.nodes.items()
-            if node in storage.stores
+            for store in (storage.stores.get(node), storage.local.get(node))
+            if store is not None
         ]
         self.identity = Identity(
             source.name,
@@ -96,6 +98,8 @@ class Checkpoints:
         for key, value in run.worker.kept(run.script.needed(run.position)).items():
             if isinstance(key, Bound):
                 tensors[f"bound {key.name}"] = np.asarray(value)
+            elif isinstance(key, Hosted):
+                tensors[f"host {self.nodes[key.node]}"] = np.asarray(value)
             elif isinstance(value, tuple):
                 kind = "call" if key.op is HOST else "part"
                 tensors.update({f"{kind} {self.nodes[key]} {n}": np.asarray(v) for n, v in enumerate(value)})
@@ -132,6 +136,8 @@ class Checkpoints:
             match name.split(" "):
                 case ["store", number]:
                     kept[nodes[number]] = array
+                case ["host", number]:
+                    kept[Hosted(nodes[number])] = array
                 case ["call" | "part", number, position]:
                     several.setdefault(nodes[number], {})[int(position)] = array
                 case ["bound", bound]:

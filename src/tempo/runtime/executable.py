@@ -96,7 +96,9 @@ class Executable:
             self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
         with self.timed("plan"):
             speed = GPU_SPEED if parallel else CPU_SPEED
-            planner = Planner(self.graph, self.numbers, wanted, unrolled, Buckets(wanted.cuts(self.source), speed))
+            buckets = Buckets(wanted.cuts(self.source), speed)
+            hosted = wanted.in_host_memory(self.source, self.graph)
+            planner = Planner(self.graph, self.numbers, wanted, unrolled, buckets, hosted)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
@@ -110,7 +112,7 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.schedule, self.storage = planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned.schedule))
+        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:

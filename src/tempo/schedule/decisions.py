@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.schedule.loops import Schedule
+from tempo.schedule.offload import home_of
+from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
 
 # Of tensors without names this many are listed in a row.
@@ -23,13 +25,27 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        names = ", ".join(self.tensors[:MOST_NAMES])
-        more = f" and {len(self.tensors) - MOST_NAMES} more" if len(self.tensors) > MOST_NAMES else ""
         steps = ", ".join(f"{dim} {size}" for dim, size in self.at_once.items())
-        return f"{names}{more}: {steps}" + (f" ({self.reason})" if self.reason else "")
+        return f"{_few(self.tensors)}: {steps}" + (f" ({self.reason})" if self.reason else "")
 
 
-def decisions(schedule: Schedule) -> tuple[Decision, ...]:
+@dataclass(frozen=True)
+class Placement:
+    """Which tensors are in host memory, and what of them the device has."""
+
+    tensors: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{_few(self.tensors)}: on the host ({self.reason})"
+
+
+def decisions(schedule: Schedule, storage: Storage) -> tuple[Decision | Placement, ...]:
+    """What was decided, with reasons: how much is computed at once, and what is in host memory."""
+    return (*_blocks(schedule), *_placements(schedule, storage))
+
+
+def _blocks(schedule: Schedule) -> tuple[Decision, ...]:
     """One row for all tensors with the same blocks for the same reason."""
     rows: dict[tuple[tuple[tuple[str, str], ...], str], list[Node]] = {}
     for node in schedule.places:
@@ -53,6 +69,22 @@ def _at_once(node: Node, dim: Dim, schedule: Schedule) -> str:
         else:
             found.append("1")
     return " or ".join(sorted(set(found)))
+
+
+def _placements(schedule: Schedule, storage: Storage) -> tuple[Placement, ...]:
+    """One row for all tensors that are in host memory for the same reason."""
+    rows: dict[str, list[str]] = {}
+    for node, store in storage.stores.items():
+        if store.host:
+            home = home_of(node, schedule) if node in storage.local else None
+            written = "an input" if home is None else f"written in blocks of {home[0].name}"
+            rows.setdefault(f"{written}; the device is sent what a block reads", []).append(store.host)
+    return tuple(Placement(tuple(names), reason) for reason, names in rows.items())
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

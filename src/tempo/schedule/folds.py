@@ -29,12 +29,18 @@ class Fold:
     """A node that reduces ``count`` steps of dims that come from ``family``, folded in block by block.
 
     ``starts`` has, for every edge that reads such steps, the first of them; the loop folds it in at its step ``base``.
+    The loop may go through the blocks ``backwards``.
     """
 
     family: Dim
     starts: tuple[int | None, ...]
     count: int
     base: int = 0
+    backwards: bool = False
+
+    def begins(self, start: Any, length: int) -> Any:
+        """Whether a block, which begins at a step that may be traced, is the first to be folded in."""
+        return start + length == self.base + self.count if self.backwards else start == self.base
 
     def at_block(self, edges: Sequence[Edge], length: int) -> tuple[Edge, ...]:
         """What the node reads for a block of ``length`` steps, which begins where the loop over the family is."""

@@ -72,7 +72,14 @@ def join(units: Sequence[Group], dependences: Sequence[Dependence]) -> list[Grou
         groups[at].nodes.extend(unit.nodes)
         groups[at].tangled = unit.tangled
         place.update(dict.fromkeys(unit.nodes, at))
-    # What was sunk into a loop goes where its readers went, which may be later than it could be.
+    follow_readers(units, groups, place, dependences)
+    return [group for group in groups if group.nodes]
+
+
+def follow_readers(
+    units: Sequence[Group], groups: Sequence[Group], place: dict[Node, int], dependences: Sequence[Dependence]
+) -> None:
+    """Move what was sunk into a loop to where its readers went, which may be later than it could be."""
     for unit in reversed(units):
         if unit.sunk:
             (node,) = unit.nodes
@@ -81,7 +88,6 @@ def join(units: Sequence[Group], dependences: Sequence[Dependence]) -> list[Grou
                 groups[place[node]].nodes.remove(node)
                 groups[at].nodes.insert(0, node)
                 place[node] = at
-    return [group for group in groups if group.nodes]
 
 
 def same_kind(a: Group, b: Group) -> bool:

@@ -83,6 +83,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
+    tiled: frozenset[int]
+    """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
     unrolled: frozenset[Dim]
@@ -175,6 +177,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         beyond,
         results,
         builder.blocks,
+        frozenset(builder.tiled_loops),
         builder.folds,
         unrolled,
         frozenset(builder.backwards),
@@ -227,6 +230,7 @@ class _Builder:
         self.unrolled = unrolled
         self.buckets = buckets
         self.blocks: dict[int, int] = {}
+        self.tiled_loops: set[int] = set()
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
         self.reasons: dict[tuple[Node, Dim], str] = {}
@@ -305,6 +309,8 @@ class _Builder:
         # Where steps are made one after the other anyway, blocks of them cost least.
         carried = {unit.family for unit in units}
         family = next((d for d in wanted if d in carried), wanted[0])
+        # Inside another loop, a block is all that is kept of a value.
+        self.sink(units, dependences, family)
         # What is delayed by half of all steps needs the stores of half of all steps.
         most = family.bound.evaluate(self.numbers) // 2
         # The parts of a loop around these blocks share what was found for the first of them.
@@ -312,22 +318,29 @@ class _Builder:
         tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, fixed)
         if tiling.contradicts:
             raise _TangledError
+        tiling.put_off(units, self.bytes, {edge.node for edge in self.graph.outputs.values()} | self.handed)
         for node, late in tiling.delays.items():
             if node not in tiling.folds and (node, family) not in self.delays:
-                self.delays[node, family] = late
-                self.shifts[node, family] = self.shifts.get((node, family), 0) + late
+                later = -late if tiling.groups[tiling.place[node]].backwards else late
+                self.delays[node, family] = later
+                self.shifts[node, family] = self.shifts.get((node, family), 0) + later
         for group in tiling.groups:
             for node in group.nodes if group.block else ():
-                late = self.delays.get((node, family), 0)
+                late = abs(self.delays.get((node, family), 0))
                 delay = f", {late} steps late" if late else ""
                 self.reasons.setdefault((node, family), f"blocks of {family.name}{delay}")
         for node, found in tiling.folds.items():
-            steps = (
-                start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family))
+            steps = [
+                (edge.node, start + self.offset(edge.node, next(d for d in edge.node.domain if d.origin is family)))
                 for edge, start in zip(node.edges, found.starts, strict=True)
                 if start is not None
-            )
-            self.folds.setdefault(node, {})[family] = replace(found, base=max(steps))
+            ]
+            # What other loops have computed is there at any step.
+            inside = [step for other, step in steps if tiling.place.get(other) == tiling.place[node]]
+            last = min if found.backwards else max
+            based = replace(found, base=last(inside or [step for _, step in steps]))
+            if self.folds.setdefault(node, {}).setdefault(family, based) != based:
+                raise _TangledError
         return tiling.groups
 
     def unroll(self, units: Sequence[Group], outer: Place) -> None:
@@ -353,14 +366,17 @@ class _Builder:
         """The loop of a group in blocks: as many whole ones as there are, and what is left."""
         self.loops += 1
         here = (*outer, (family, self.loops))
+        self.tiled_loops.add(self.loops)
+        if group.backwards:
+            self.backwards.add(self.loops)
         pieces: list[Tree] = []
         if group.block == 1:  # an ordinary loop
             rest = self.uncarried(group, family, dependences)
             for start, stop, active in self.block_segments(group.nodes, family, 1):
                 body = self.sequence(active, rest, here)
                 body = [self.specialise(tree, family, start, stop) for tree in body]
-                pieces.append(Loop(family, start, stop, False, tuple(body)))
-            return pieces
+                pieces.append(Loop(family, start, stop, group.backwards, tuple(body), tiled=True))
+            return pieces[::-1] if group.backwards else pieces
         self.blocks[self.loops] = group.block
         for start, stop, active in self.block_segments(group.nodes, family, group.block):
             whole = start + (stop - start) // group.block * group.block
@@ -368,8 +384,8 @@ class _Builder:
                 if first < last:
                     body = self.sequence(active, dependences, here, {family: block})
                     body = [self.specialise(tree, family, first, last) for tree in body]
-                    pieces.append(Loop(family, first, last, False, tuple(body), block=block))
-        return pieces
+                    pieces.append(Loop(family, first, last, group.backwards, tuple(body), block=block, tiled=True))
+        return pieces[::-1] if group.backwards else pieces
 
     def block_segments(self, nodes: Sequence[Node], family: Dim, block: int) -> list[tuple[int, int, list[Node]]]:
         """The ranges of a loop in blocks over which the same nodes are active.
@@ -518,9 +534,9 @@ class _Builder:
             trees.append(self._specialise(tree, {}))
         return trees
 
-    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence]) -> None:
+    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence], tiled: Dim | None = None) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
-        for all of its steps would cost memory and gain nothing."""
+        for all of its steps would cost memory and gain nothing; but not into one over a dim that is ``tiled``."""
         unit_of = {node: unit for unit in units for node in unit.nodes}
         reads: dict[Node, list[Dependence]] = {}
         readers: dict[Node, list[Dependence]] = {}
@@ -534,6 +550,8 @@ class _Builder:
             if not loops:
                 return None
             group = loops[0]
+            if group.family is tiled:
+                return None
             inside = [d for other, d in neighbours if unit_of[other].family is not None]
 
             def near(distance: Distance) -> bool:

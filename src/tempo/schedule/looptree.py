@@ -2,7 +2,7 @@
 
 Tree  ::= Loop | Compute
 Loop  ::= for dim in start .. stop (forwards or backwards; or until a node of it holds): Tree*
-        | for blocks of dim in start .. stop: Tree*
+        | for blocks of dim in start .. stop (forwards or backwards): Tree*
         | for the steps of dim in the block around: Tree*
 Compute ::= a node, at the point and in the blocks that the loops around it are at, for all steps of its other dims at
             once; or (a fold) the share that a block has in a reduction over all of them
@@ -47,6 +47,8 @@ class Loop:
     """Whether the steps are those of the block around the loop."""
     grows: bool = False
     """Whether the stores that it fills have room for the steps up to its last one only, and more in the next piece."""
+    tiled: bool = False
+    """Whether a plan has put its steps into blocks, which may be of one step."""
 
     @property
     def steps(self) -> range:

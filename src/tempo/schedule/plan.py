@@ -10,24 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from tempo.errors import ProgramError
-from tempo.graph.node import Graph
+from tempo.graph.fingerprint import numbered
+from tempo.graph.node import Graph, Node
 from tempo.symbolic import Dim
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is computed at once, how often it is compiled, and what is kept apart.
+    """How much is computed at once, how often it is compiled, and where it is kept.
 
-    ``blocks``: by the names of dims, how many steps of what has no recurrence over the dim; all of them where nothing
-    is said. ``buckets``: by the names of dims, the steps at which loops over the dim begin another piece, each compiled
-    for the sizes that ranges such as ``0:t + 1`` have in it; where nothing is said, Tempo chooses; ``[]`` for no cuts.
-    ``unroll``: the names of dims, of few steps, that get no loop: each step is computed by code of its own,
-    from arrays of its own, so that the weights of a layer are not cut out of those of all layers.
+    ``blocks``: by the names of dims, how many steps are computed at once; all of them where nothing is said.
+    ``buckets``: by the names of dims, the steps at which loops over the dim begin another piece, each compiled for the
+    sizes that ranges such as ``0:t + 1`` have in it; where nothing is said, Tempo chooses; ``[]`` for no cuts.
+    ``unroll``: the names of dims, of few steps, that get no loop: each step is computed by code of its own, from arrays
+    of its own, so that the weights of a layer are not cut out of those of all layers. ``host``: the names of tensors
+    whose values of all steps are in host memory, from which every block gets its part; "*" for all that can be there.
+    These are inputs, and what loops in blocks compute. ``run.explain()`` shows what those without a name are called:
+    ``tanh#2``.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     unroll: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
@@ -113,6 +118,38 @@ class Plan:
                     hint="a dim is unrolled whose number of steps is known before the run",
                 )
         return frozenset(dims[name] for name in self.unroll)
+
+    def in_host_memory(self, source: Graph, graph: Graph) -> dict[Node, str]:
+        """The nodes whose stores are to be in host memory, with their names: of a graph that passes have made of a
+        program's own."""
+        if isinstance(self.host, str):
+            raise ProgramError(
+                f"the plan keeps {self.host!r} on the host, which is one string",
+                hint=f"give a tuple: ({self.host!r},)",
+            )
+        names = store_names(graph)
+        known = {"*", *names.values(), *(node.name for node in source.nodes)}
+        for name in self.host:
+            if name not in known:
+                named = dict.fromkeys(n.name for n in source.nodes if n.name.isidentifier() and n.domain)
+                raise ProgramError(
+                    f"the plan keeps {name} on the host, and program '{source.name}' has no such tensor",
+                    hint=f"its tensors over dims are: {', '.join(named)}; "
+                    'with host=("*",), run.explain() names all others',
+                )
+        return {node: name for node, name in names.items() if {"*", name, node.name} & {*self.host}}
+
+
+def store_names(graph: Graph) -> dict[Node, str]:
+    """What plans call the stores of a graph, in every process alike: the tensor's name; for a tensor without a name, or
+    another one of the same name, which one it is."""
+    found: dict[Node, str] = {}
+    counts: dict[str, int] = {}
+    for node in numbered(graph):
+        name = node.name or node.op.name
+        counts[name] = counts.get(name, 0) + 1
+        found[node] = name if node.name and counts[name] == 1 else f"{name}#{counts[name]}"
+    return found
 
 
 def _declared(graph: Graph) -> dict[str, Dim]:

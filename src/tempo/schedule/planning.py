@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from tempo.errors import BudgetError, ProgramError
-from tempo.graph.node import Graph
+from tempo.graph.node import Graph, Node
 from tempo.schedule.buckets import Buckets
 from tempo.schedule.loops import Schedule, Scheduler
+from tempo.schedule.offload import offload
 from tempo.schedule.plan import Plan
 from tempo.schedule.storage import Storage, plan_storage
 from tempo.symbolic import Dim
@@ -60,8 +62,10 @@ class Planner:
         wanted: Plan,
         unrolled: frozenset[Dim] = frozenset(),
         buckets: Buckets | None = None,
+        hosted: Mapping[Node, str] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
+        self.hosted = hosted
         self.buckets = buckets
         self.unrolled = unrolled
         self.numbers = numbers
@@ -75,7 +79,8 @@ class Planner:
         if key not in self.found:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
             schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
-            self.found[key] = Planned(plan, schedule, plan_storage(self.graph, schedule, self.numbers))
+            stores = plan_storage(self.graph, schedule, self.numbers)
+            self.found[key] = Planned(plan, schedule, offload(self.graph, schedule, stores, self.hosted))
         return self.found[key]
 
     def fastest(self) -> Planned:

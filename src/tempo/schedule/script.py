@@ -3,7 +3,7 @@
 Script ::= Item*
 Item   ::= Part     trees that are computed in one go
          | Chunks   a loop without host calls: some iterations in one go
-         | Each     a loop that Python runs step by step: its body is a script
+         | Each     a loop that Python runs step by step, or block by block: its body is a script
          | Call     a host call
 
 A *position* in a script is the number of the item that is next; for a loop, followed by the number of iterations that
@@ -21,6 +21,7 @@ from tempo.graph.structural import HOST
 from tempo.graph.traversal import producers
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
+from tempo.schedule.offload import offloads
 from tempo.schedule.storage import Storage
 
 Position = tuple[int, ...]
@@ -126,6 +127,7 @@ class Script:
 
 class _Writer:
     def __init__(self, graph: Graph, schedule: Schedule, storage: Storage) -> None:
+        self.graph = graph
         self.schedule = schedule
         self.storage = storage
         self.emitted = {edge.node for edge in graph.emits.values()}
@@ -150,7 +152,7 @@ class _Writer:
     def loop(self, loop: Loop, outer: tuple[Loop, ...], top: bool) -> Item:
         inside = (*outer, loop)
         once = len(loop.steps) == 1
-        if (once and not loop.block) or _calls(loop) or self.gathers_too_much(loop.body, inside):
+        if (once and not loop.block) or self.is_for_python(loop) or self.gathers_too_much(loop.body, inside):
             return Each(loop, tuple(self.sequence(loop.body, inside, top and once)))
         emitted = self.bytes(loop.body, inside)
         most = min(max(GATHERED_BYTES // emitted, 1), MOST_ITERATIONS) if emitted else len(loop.steps)
@@ -160,7 +162,12 @@ class _Writer:
         if isinstance(tree, Compute):
             return tree.node.op is not HOST
         # Outermost loops are run in chunks even if they emit nothing: they take the time that there is to stop or save.
-        return not _calls(tree) and not (top and _repeats(tree)) and not self.gathers_too_much((tree,), outer)
+        by_python = self.is_for_python(tree) or (top and _repeats(tree))
+        return not by_python and not self.gathers_too_much((tree,), outer)
+
+    def is_for_python(self, tree: Tree) -> bool:
+        """Whether Python has something to do on the way: to call a function, or to send and fetch blocks of stores."""
+        return _calls(tree) or offloads(tree, self.graph, self.storage)
 
     def gathers_too_much(self, trees: Sequence[Tree], outer: tuple[Loop, ...]) -> bool:
         """Whether values of all steps of some loops are too many to be handed over at once."""

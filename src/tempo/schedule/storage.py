@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tempo.graph.node import Edge, Graph, Node
@@ -22,13 +22,15 @@ from tempo.symbolic.intervals import interval
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps ``start .. start + size - 1`` of a dim, all kept."""
+    """The steps ``start .. start + size - 1`` of a dim, all kept. (The start of a slice that a device has of a store in
+    host memory is traced.)"""
 
-    start: int
+    start: Any
     size: int
 
     def slot(self, step: int) -> int:
-        return step - self.start
+        slot: int = step - self.start
+        return slot
 
     def __str__(self) -> str:
         return f"{self.size} steps"
@@ -93,6 +95,8 @@ class Store:
     node: Node
     dims: Mapping[Dim, Keeping]
     value: tuple[int, ...]
+    host: str = ""
+    """What plans call it, if it is in host memory."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,22 +113,26 @@ class Store:
 
     def __str__(self) -> str:
         kept = ", ".join(f"{d.name}: {k}" for d, k in self.dims.items())
-        return (
-            f"{self.node.label}: {self.node.dtype.name}{list(self.shape)}, {self.bytes:,} bytes ({kept or 'no dims'})"
-        )
+        where = f", on the host{'' if self.host == self.node.label else f' as {self.host}'}" if self.host else ""
+        array = f"{self.node.dtype.name}{list(self.shape)}"
+        return f"{self.node.label}: {array}, {self.bytes:,} bytes ({kept or 'no dims'}){where}"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """The stores of a program, and the most bytes that it takes at the same time."""
+    """The stores of a program, and the most bytes that it takes on the device at the same time."""
 
     stores: Mapping[Node, Store]
     peak: int = 0
+    local: Mapping[Node, Store] = field(default_factory=dict)
+    """What the device has of stores in host memory while the loops that write them run."""
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
         lines.append(f"total: {sum(s.bytes for s in self.stores.values()):,} bytes")
-        return "\n".join([*lines, f"peak: {self.peak:,} bytes"])
+        lines.append(f"peak: {self.peak:,} bytes")
+        host = sum(store.bytes for store in self.stores.values() if store.host)
+        return "\n".join([*lines, f"host: {host:,} bytes"] if host else lines)
 
 
 def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -> Storage:
@@ -145,20 +153,20 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
             single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
-            keeping = None if None in single else _keeping(d, node, readers.get(node, ()), schedule, single)
+            found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single)
             # A circle with room for all steps is none: what is read of it is then a part, not a gather.
-            full = isinstance(keeping, Window) and keeping.size >= whole.size
-            kept[d] = whole if keeping is None or full else keeping
+            full = isinstance(found, Window) and found.size >= whole.size
+            kept[d] = whole if found is None or full else found
             if not isinstance(kept[d], Latest) and _is_apart(node, d, schedule):
                 kept[d] = Apart(start, stop - start)
         boxes = {**schedule.open, **{d: (start, stop - 1) for d, (start, stop) in ranges.items()}}
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
-    outputs = {name: _output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
+    outputs = {name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
     return Storage(stores, peak_bytes(graph, schedule, stores, outputs))
 
 
-def _output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
+def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
     """What an output takes: of a dim that stops on data, at most."""
     steps = [len(span) for span in schedule.results[name]]
     sizes = (extent(size, schedule.open, schedule.numbers) for size in edge.shape)
@@ -177,10 +185,16 @@ def _single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
     return step.constant if step is not None and step.is_constant else None
 
 
-def _keeping(
-    dim: Dim, node: Node, readers: Sequence[Dependence], schedule: Schedule, finally_read: Sequence[int | None]
+def keeping(
+    dim: Dim,
+    node: Node,
+    readers: Sequence[Dependence],
+    schedule: Schedule,
+    finally_read: Sequence[int | None] = (),
+    by_block: bool = False,
 ) -> Keeping | None:
-    """How few steps of a dim will do, if some of them are read when all is done: None for all of them."""
+    """How few steps of a dim will do, if some of them are read when all is done: None for all of them. All of a block,
+    if it is ``by_block`` that they are read."""
     family = dim.origin
     own = {_loops(place, family) for place in schedule.places[node]}
     if () in own:
@@ -190,7 +204,7 @@ def _keeping(
     block = max(schedule.blocks.get(number, 0) for number in parts)
     finals = [*finally_read]
     furthest = 0
-    whole_blocks = len({len(path) for path in own}) > 1
+    whole_blocks = len({len(path) for path in own}) > 1 or (by_block and any(len(path) > 1 for path in own))
     around = {f for place in schedule.places[node] for f in _outside(place, family) if _varies(node, f)}
     for d in readers:
         theirs = {_loops(place, family) for place in schedule.places.get(d.consumer, ())}
@@ -206,11 +220,11 @@ def _keeping(
         if len(parts) > 1 and not schedule.places[d.consumer] <= schedule.places[node]:
             return None
         # Another iteration of a loop around this one reads all that this one has computed.
-        if any(_distance(d, outer, schedule) not in (None, (0, 0)) for outer in around):
+        if any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
             return None
         # A loop over the steps of a block has done all of them when others of the block read what it has computed.
         whole_blocks = whole_blocks or not theirs <= own
-        distance = _distance(d, family, schedule)
+        distance = steps_back(d, family, schedule)
         if distance is None:
             continue
         low, high = distance
@@ -266,7 +280,8 @@ def _loops(place: Place, family: Dim) -> tuple[int, ...]:
     return tuple(number for d, number in place if d is family)
 
 
-def _distance(d: Dependence, family: Dim, schedule: Schedule) -> Distance:
+def steps_back(d: Dependence, family: Dim, schedule: Schedule) -> Distance:
+    """The least and greatest number of a loop's steps that a read looks back from where the loop is."""
     fold = schedule.folds.get(d.consumer, {}).get(family)
     if fold is None:
         return d.distance(family)

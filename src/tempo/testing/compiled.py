@@ -97,7 +97,7 @@ def reduced(graph: Graph, numbers: Mapping[Any, int], expected: Result) -> tuple
 
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
-    """Blocks and buckets of some of a program's dims; some others unrolled."""
+    """Blocks and buckets of some of a program's dims; some others unrolled; some stores, or all, in host memory."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
     unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
@@ -107,7 +107,9 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
         for d in graph.dims
         if d.origin is d and choices.boolean()
     }
-    return Plan(blocks, buckets, tuple(d.name for d in unrolled))
+    named = dict.fromkeys(node.name for node in graph.nodes if node.name)
+    host = ("*",) if choices.boolean() else tuple(name for name in named if choices.boolean())
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host)
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

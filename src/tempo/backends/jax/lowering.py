@@ -121,7 +121,7 @@ class Lowering:
         """The stores of the inputs."""
         state: State = {}
         for node in self.schedule.places:
-            if node.op is INPUT:
+            if node.op is INPUT and not self.storage.stores[node].host:
                 state[node] = self.input(node, inputs[node.attributes["input"]])
         return state
 
@@ -285,12 +285,15 @@ class Lowering:
         own = next((d for d in node.domain if d.origin is tree.dim), None)
         if tree.block or node not in inside or own is None:
             return None
-        kept = self.storage.stores[node].dims[own]
+        store = self.storage.stores[node]
+        kept = store.dims[own]
         if isinstance(kept, Latest):
             return None
         depth = 0
-        # A window that is only looked into at known distances needs no store while the loop runs.
+        # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
+        # memory gets all of it.
         stored = not isinstance(kept, Window) or sum(not isinstance(k, Latest) for k in self.loop_dims(node)) > 1
+        stored = stored or bool(store.host)
         everywhere = {c.node for c in computes(tree.body)}
         for d in self.readers.get(node, ()):
             if d.consumer not in everywhere:
@@ -331,7 +334,7 @@ class Lowering:
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
         block = self.block(node, state, at)
-        value = read(node.here(), *self.held(node.here(), state, block), block, {})
+        value = self.read(node.here(), state, block)
         return jnp.broadcast_to(_spread(value, block.dims, 0), (*block.lengths, *self.storage.stores[node].value))
 
     def is_carried(self, node: Node) -> bool:
@@ -498,7 +501,7 @@ class Lowering:
             at[fold.family] = steps.start
             ranges[fold.family] = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
             edges = fold.at_block(edges, steps.length)
-            begins = begins & (steps.start == fold.base)
+            begins = begins & fold.begins(steps.start, steps.length)
         share = self.apply(node, edges, state, replace(block, at=at, ranges=ranges))
         before = self.read(node.here(), state, block)
         dims = tuple(d for d in block.dims if d in {*share.dims, *before.dims})

@@ -1,7 +1,7 @@
 """Running a lowered program on a device.
 
-A program without host calls and emits is one XLA program, or one for every piece of a loop that is cut. Otherwise, and
-to be stopped, watched and saved, it is run in parts, by a ``JaxWorker``.
+A program without host calls, emits and stores in host memory is one XLA program, or one for every piece of a loop that
+is cut. Otherwise, and to be stopped, watched and saved, it is run in parts, by a ``JaxWorker``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tempo.backends.jax.stages import Stages, stages
 from tempo.backends.jax.worker import JaxWorker, Parts
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph, Node
-from tempo.graph.structural import HOST
+from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.loops import Schedule
 from tempo.schedule.results import cut
 from tempo.schedule.script import Script
@@ -54,7 +54,9 @@ class JaxMachine:
         self.apart = frozenset(name for name, declared in self.inputs.items() if isinstance(declared, tuple))
         self.take_apart = jax.jit(tuple)
         self.lowering = Lowering(graph, schedule, storage, numbers, on_gpu=self.device.platform == "gpu")
-        self.whole = not graph.emits and not any(node.op is HOST for node in graph.nodes)
+        hosted = [node for node, store in storage.stores.items() if store.host]
+        self.offloaded = {node.attributes["input"] for node in hosted if node.op is INPUT}
+        self.whole = not graph.emits and not hosted and not any(node.op is HOST for node in graph.nodes)
         with self.settings():
             self.parts = Parts(self.lowering, script)
             parts = stages(schedule.trees)
@@ -70,7 +72,7 @@ class JaxMachine:
             yield
 
     def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {name: self.steps_on_device(name, inputs[name]) for name in self.inputs}
+        return {name: self.steps_on_device(name, inputs[name]) for name in self.inputs if name not in self.offloaded}
 
     def steps_on_device(self, name: str, given: Any) -> Any:
         """An input on the device, or one array for each step of its first dim, if that is unrolled."""
@@ -119,7 +121,7 @@ class JaxMachine:
     def describe(self) -> str:
         """The XLA programs and what they take."""
         if not self.whole:
-            return "one for every part between host calls and values that are handed out, compiled when it first runs"
+            return "one for every part between host calls and values that are handed out or fetched, compiled when run"
         count = f"{len(self.compiled.parts)} programs" if isinstance(self.compiled, Stages) else "1 program"
         return f"{count}, bytes: " + ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
 

@@ -223,6 +223,8 @@ class _Reader:
 
     def fits(self, item: Slice, kept: Any, length: int, size: int) -> bool:
         """Whether the slice, padded to its greatest length, never reaches past the store."""
+        if not isinstance(kept.start, int):  # a slice that has all that is needed, which is all of a static length
+            return length <= size and item.length.substitute(self.block.bounds.numbers).is_constant
         low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
         return bool(low >= kept.start and high - kept.start + length <= size)
 
@@ -245,13 +247,22 @@ class _Reader:
         if isinstance(slot, int):
             self.array = shifted(self.array, axis, slot, steps.length)
         else:
-            low, high = interval(item.substitute(self.block.bounds.numbers), self.block.spans())
-            ends = [low - kept.start, high - kept.start - steps.length + 1]
-            self.array = cut_out(self.array, axis, slot, steps.length, ends)
+            self.array = cut_out(self.array, axis, slot, steps.length, self.ends(d, item, v))
         if factor == -1:
             self.array = lax.rev(self.array, (axis,))
         self.axes[axis] = ("block", v)
         return True
+
+    def ends(self, d: Dim, item: Expr, v: Dim) -> tuple[int, int]:
+        """Between which slots the steps of a dim of the block begin that an item reads."""
+        length, kept = self.block.ranges[v].length, self.store.dims[d]
+        assert isinstance(kept, Steps)
+        if isinstance(kept.start, int):
+            low, high = interval(item.substitute(self.block.bounds.numbers), self.block.spans())
+            return low - kept.start, high - kept.start - length + 1
+        # A slice has what is read at a fixed distance from the steps that it is for.
+        is_within = kept.size >= length and d.origin is v.origin and dict(item.terms)[v] == 1
+        return (0, kept.size - length) if is_within else (-length, kept.size)
 
     def gather(self, general: Sequence[tuple[Dim, Any]]) -> None:
         """Everything else: one gather over all the axes concerned."""

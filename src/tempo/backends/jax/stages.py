@@ -78,7 +78,7 @@ class Stages:
                 return new
 
             given = self.given(part, state, _shaped, grown)
-            lowered.append(part.function.lower(*given, {}, None))
+            lowered.append(part.function.lower(*given, {}, None, {}))
             self.held.append(_bytes(value for key, value in state.items() if key not in part.reads))
             state |= self.by_key(lowered[-1].out_info[0])
             state = {key: value for key, value in state.items() if key in later}
@@ -96,7 +96,7 @@ class Stages:
         state = self.by_key(load.result()(inputs))
         for part, program, later in zip(self.parts, programs, self.later, strict=True):
             given = self.given(part, state, jnp.zeros, jx.fit)
-            state |= self.by_key(program.result()(*given, {}, None)[0])
+            state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
             state[key] = self.initial(key, None, jnp.zeros)

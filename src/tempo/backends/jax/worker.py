@@ -3,6 +3,8 @@
 Every part of a script that is done in one go is an XLA program, given the stores it reads and giving back the stores it
 writes, in place. It also gives back what it emits: an emitted node gets a store with room for all of its values in that
 part, out of which records are made.
+
+Of stores in host memory a part is given slices, and what it computes for them it gives back.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax import apart
+from tempo.backends.jax.host_stores import HostStores
 from tempo.backends.jax.lowering import Lowering, State
 from tempo.backends.jax.padded import jx
 from tempo.given import Record, call_host, resolve
@@ -26,6 +29,7 @@ from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
+from tempo.schedule.offload import Hosted, Slices, host_reads, slices
 from tempo.schedule.script import Chunks, Item, Part, Script
 from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window
 from tempo.symbolic import Bound, Dim
@@ -48,6 +52,10 @@ class _Compiled:
     gathered: Mapping[Node, Store]
     rooms: Mapping[Node, tuple[int, ...]]
     """The shapes of the stores that change."""
+    slices: Mapping[Node, Slices]
+    """What it reads of stores in host memory."""
+    offloaded: tuple[Node, ...]
+    """What it computes for stores in host memory."""
     function: Any
 
 
@@ -58,6 +66,7 @@ class Parts:
         self.lowering = lowering
         self.graph = lowering.graph
         self.stores = lowering.storage.stores
+        self.local = lowering.storage.local
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, _Compiled] = {}
@@ -69,13 +78,20 @@ class Parts:
             for statement in computes(item.trees):
                 self.homes.setdefault(statement.node, set()).add(item)
         self.results = {edge.node for edge in self.graph.outputs.values()}
+        # Outputs that are handed out of host memory as they are.
+        self.direct = {
+            name
+            for name, edge in self.graph.outputs.items()
+            if edge.is_here and self.stores[edge.node].host and all(isinstance(size, int) for size in edge.shape)
+        }
 
     def by_key(self, values: Mapping[int, Array]) -> State:
         return {self.keys[key]: value for key, value in values.items()}
 
     def _finish(self, values: Mapping[int, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         state = self.by_key(values)
-        return self.lowering.outputs(state), self.lowering.made(state)
+        outputs = {n: self.lowering.output(n, e, state) for n, e in self.graph.outputs.items() if n not in self.direct}
+        return outputs, self.lowering.made(state)
 
     def __getitem__(self, item: Part | Chunks) -> _Compiled:
         if item not in self.compiled:
@@ -87,37 +103,50 @@ class Parts:
         emitted = [n for n in inside if n in self.emitted]
         computed = set(inside)
         others = [n for n in inside if n not in self.emitted]
-        carried = [n for n in others if self.lowering.is_carried(n) or self.is_shared(n)]
+        gathered = {node: self.room(node, item) for node in emitted}
+        lowering = copy.copy(self.lowering)
+        lowering.storage = Storage({**self.stores, **gathered, **self.local})
+        carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n)]
         read = [p for n in inside for p in producers(n, self.graph.cases)]
         outside = [p for p in read if p.op is HOST or (p not in computed and p in self.stores)]
         stops = [self.lowering.stopping[n].bound for n in inside if n in self.lowering.stopping]
-        reads = (*dict.fromkeys([*outside, *carried]), *self.lowering.schedule.open)
+        cuts = {
+            node: slices(node, found, item.outer, lowering.schedule, self.lowering.storage)
+            for node, found in host_reads(computed, lowering.schedule, self.lowering.storage).items()
+        }
+        offloaded = tuple(n for n in inside if n in self.local)
+        # Inputs on the host that are in no slice are only read where nobody needs it.
+        on_device = [n for n in (*outside, *carried) if n not in cuts and not (n.op is INPUT and self.stores[n].host)]
+        reads = (*dict.fromkeys(on_device), *self.lowering.schedule.open)
         # What only lives for an iteration of a loop is not there after it.
         after = set() if isinstance(item, Chunks) else set(_after(item.trees))
         final = [n for n in others if n in carried or (n in after and not self.is_local(n, item))]
         writes = (*final, *stops)
-        gathered = {node: self.room(node, item) for node in emitted}
-        lowering = copy.copy(self.lowering)
-        lowering.storage = Storage({**self.stores, **gathered})
         # The innermost loop over a dim says whether that is at a step or at a block of them; which step, if it has one.
         blocks = {loop.dim: loop.block for loop in item.outer}
         known = _known({loop.dim: loop for loop in item.outer})
 
         @functools.partial(jax.jit, donate_argnums=1)
-        def function(kept: Any, changed: Any, at: Any, chunk: Any) -> Any:
+        def function(kept: Any, changed: Any, at: Any, chunk: Any, firsts: Any) -> Any:
             state = self.by_key({**kept, **changed})
+            given = {n: _sliced(self.stores[n], cut, firsts[n.number]) for n, cut in cuts.items()}
+            inner = copy.copy(lowering)
+            inner.storage = Storage({**lowering.storage.stores, **given})
             here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()} | known
             if isinstance(item, Chunks):
-                lowering.iterations(item.loop, state, here, *chunk)
+                inner.iterations(item.loop, state, here, *chunk)
             else:
                 for tree in item.trees:
-                    lowering.execute(tree, state, here)
-            return keyed({key: state[key] for key in writes}), keyed({node: state[node] for node in emitted})
+                    inner.execute(tree, state, here)
+            values = {node: inner.at_step(node, state, here) for node in offloaded}
+            emits = {node: state[node] for node in emitted}
+            return keyed({key: state[key] for key in writes}), keyed(emits), keyed(values)
 
         loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
         whole = [node for node in carried if not apart.unrolled(self.stores[node])]
-        rooms = {node: self.lowering.room(node, loops) for node in whole}
-        return _Compiled(reads, writes, tuple(only(emitted, item.trees)), gathered, rooms, function)
+        rooms = {node: lowering.room(node, loops) for node in whole}
+        emits = tuple(only(emitted, item.trees))
+        return _Compiled(reads, writes, emits, gathered, rooms, cuts, offloaded, function)
 
     def is_shared(self, node: Node) -> bool:
         """Whether several parts write arrays of a node's store, which has one for each step of an unrolled dim."""
@@ -150,27 +179,31 @@ class JaxWorker:
         self.machine = machine
         self.parts = machine.parts
         self.lowering = machine.lowering
+        self.host = HostStores(machine, inputs)
         with machine.settings():
             self.state: State = self.parts.by_key(self.parts.load(machine.put(inputs)))
             for key, value in (kept or {}).items():
-                self.state[key] = jax.device_put(value, machine.device)
+                if isinstance(key, Hosted):
+                    self.host.arrays[key.node] = np.array(value)
+                else:
+                    self.state[key] = jax.device_put(value, machine.device)
 
     def part(self, item: Part, at: At) -> list[tuple[str, Record]]:
         compiled = self.parts[item]
         with self.machine.settings():
-            return list(self.records(compiled, compiled.emits, self.run(compiled, at, None), at))
+            return list(self.records(compiled, compiled.emits, self.run(item, compiled, at, None), at))
 
     def chunk(self, item: Chunks, at: At, steps: range) -> list[tuple[str, Record]]:
         compiled = self.parts[item]
         with self.machine.settings():
-            emitted = self.run(compiled, at, (np.int32(steps[0]), np.int32(len(steps))))
+            emitted = self.run(item, compiled, at, (np.int32(steps[0]), np.int32(len(steps))))
             # How long a chunk takes decides about the next one.
             for key in compiled.writes:
                 jax.block_until_ready(self.state[key])  # type: ignore[no-untyped-call]
             made = [tree.cut(steps) for tree in compiled.emits if isinstance(tree, Loop)]
             return list(self.records(compiled, made, emitted, at))
 
-    def run(self, compiled: _Compiled, at: At, chunk: Any) -> State:
+    def run(self, item: Part | Chunks, compiled: _Compiled, at: At, chunk: Any) -> State:
         """Run an XLA program; what it emits."""
         state = self.state
         for key in compiled.reads:
@@ -181,14 +214,22 @@ class JaxWorker:
         kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
         changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
-        written, emitted = compiled.function(keyed(kept), keyed(changed), keyed(steps), chunk)
+        cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
+        kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
+        firsts = keyed({cut.node: keyed(cut.firsts) for cut in cuts})
+        written, emitted, blocks = compiled.function(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
         state.update(self.parts.by_key(written))
+        # While the device computes, it is sent what it needs next, and what it has computed before is fetched.
+        self.host.prefetch(compiled.slices, _following(item, at))
+        self.host.fetch()
+        for node in compiled.offloaded:
+            self.host.write(node, at, blocks[node.number])
         return self.parts.by_key(emitted)
 
     def initial(self, key: Node | Bound, shape: tuple[int, ...] | None = None) -> Array:
         if isinstance(key, Bound):
             return jnp.asarray(self.lowering.limits[key], jnp.int32, device=self.machine.device)
-        store = self.parts.stores[key]
+        store = self.parts.local.get(key) or self.parts.stores[key]
         if apart.unrolled(store):
             return apart.zeros(store, device=self.machine.device)
         return jnp.zeros(shape or store.shape, key.dtype, device=self.machine.device)
@@ -241,25 +282,35 @@ class JaxWorker:
 
     def outputs(self) -> dict[str, Array]:
         with self.machine.settings():
-            nodes = {edge.node for edge in self.lowering.graph.outputs.values()}
+            edges, direct = self.lowering.graph.outputs, self.parts.direct
+            nodes = {edge.node for name, edge in edges.items() if name not in direct}
             # A node of which only slices of no length are read has no store.
             needed = {*(node for node in nodes if node in self.parts.stores), *self.lowering.schedule.open}
-            for key in needed:
+            hosted = {key for key in needed if isinstance(key, Node) and self.parts.stores[key].host}
+            values = {key: self.host.on_device(self.host.cut(key, {}, {})) for key in hosted}
+            for key in needed - hosted:
                 if key not in self.state:
                     self.state[key] = self.initial(key)
-            outputs, made = self.parts.finish(keyed({key: self.state[key] for key in needed}))
-            return self.machine.cut(dict(outputs), made)
+                values[key] = self.state[key]
+            outputs, made = self.parts.finish(keyed(values))
+            outputs |= {
+                name: self.host.output(edges[name].node, self.lowering.schedule.results[name]) for name in direct
+            }
+            return self.machine.cut({name: outputs[name] for name in edges}, made)
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
-        return {
+        self.host.fetch()
+        on_device = {
             key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
+        hosted = {n: array for n, array in self.host.arrays.items() if n in needed and n.op is not INPUT}
+        return {**on_device, **{Hosted(node): array for node, array in hosted.items()}}
 
     def whole(self, node: Node, array: Array) -> Array:
         """A store as long as it gets, as all backends know it."""
-        store = self.parts.stores[node]
+        store = self.parts.local.get(node) or self.parts.stores[node]
         partial = apart.unrolled(store) or any(isinstance(k, Present) for k in store.dims.values())
         return array if partial else jx.fit(array, store.shape)
 
@@ -317,6 +368,27 @@ def _known(innermost: Mapping[Dim, Loop]) -> dict[Dim, int]:
     return {
         d: loop.start for d, loop in innermost.items() if loop.stop - loop.start == 1 and not (loop.inner or loop.block)
     }
+
+
+def _sliced(store: Store, cut: Slices, firsts: Mapping[int, Any]) -> Store:
+    """What a part has of a store in host memory, from steps on that are known while it runs."""
+    kept = {d: Steps(firsts[d.number], cut[d].size) if d in cut else kept for d, kept in store.dims.items()}
+    return replace(store, dims=kept)
+
+
+def _following(item: Part | Chunks, at: At) -> At | None:
+    """Where the innermost loop around a part is next, if it goes on."""
+    if not item.outer:
+        return None
+    loop, around = item.outer[-1], {l.dim: at[l.dim] for l in item.outer[:-1]}
+    here = at[loop.dim]
+    step = here.start if isinstance(here, BlockSteps) else here
+    if loop.inner:  # whose steps are counted from where the block around it begins, which is not known here
+        return None
+    after = loop.steps.index(step) + 1
+    if after == len(loop.steps):
+        return None
+    return {**around, loop.dim: loop.at(loop.steps[after])}
 
 
 def _after(trees: Sequence[Tree]) -> Iterator[Node]:

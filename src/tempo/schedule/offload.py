@@ -1,0 +1,194 @@
+"""Stores in host memory: which can be there, and what of them a loop needs on the device.
+
+A store that is kept for all steps of a dim can be in host memory if a loop in blocks of that dim writes it, or if it is
+an input. While the loop that writes it runs, the device has as many of the last steps as the loop itself reads: a
+*local* store. What a block has computed is copied to the host. Other loops are given slices: the steps around their
+present step or block that they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from tempo.graph.node import Graph, Node
+from tempo.graph.structural import HOST, INPUT
+from tempo.graph.traversal import producers
+from tempo.schedule.dependences import Dependence
+from tempo.schedule.loops import Schedule
+from tempo.schedule.looptree import Loop, Tree, computes
+from tempo.schedule.peak import peak_bytes
+from tempo.schedule.storage import (
+    Apart,
+    Keeping,
+    Latest,
+    Steps,
+    Storage,
+    Store,
+    keeping,
+    output_bytes,
+    steps_back,
+)
+from tempo.symbolic import Dim
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which steps of a dim a loop reads: ``size`` of them, from ``before`` steps before its own on."""
+
+    before: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """The key under which a checkpoint has a store in host memory, beside what the device has of it."""
+
+    node: Node
+
+
+Slices = Mapping[Dim, Span]
+"""Of the dims of a store that are cut, the steps that are read; of all others everything is."""
+
+
+def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str]) -> Storage:
+    """The same stores, with those of some nodes in host memory, under their names, as far as they can be there."""
+    local: dict[Node, Store] = {}
+    inputs: set[Node] = set()
+    in_blocks = _in_blocks(schedule.trees, graph)
+    # Host functions, and whoever is handed values while the program runs, read from the device.
+    needed = {p for node in graph.nodes if node.op is HOST for p in producers(node, graph.cases)}
+    needed |= {edge.node for edge in (*graph.emits.values(), *graph.stops.values())}
+    for node in (n for n in storage.stores if n in wanted and n not in needed):
+        if any(isinstance(kept, Apart) for kept in storage.stores[node].dims.values()):
+            continue
+        if node.op is INPUT:
+            inputs |= {node} & in_blocks
+        elif (found := _local(node, storage.stores[node], schedule)) is not None:
+            local[node] = found
+    if not (local or inputs):
+        return storage
+    host = inputs | set(local)
+    stores = {
+        node: replace(store, host=wanted[node]) if node in host else store for node, store in storage.stores.items()
+    }
+    result = Storage(stores, local={node: replace(store, host=wanted[node]) for node, store in local.items()})
+    on_device = {node: local.get(node, store) for node, store in stores.items() if node not in inputs}
+    outputs = {
+        name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
+    }
+    peak = peak_bytes(
+        replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs
+    )
+    return replace(result, peak=peak + _slice_bytes(schedule.trees, (), schedule, result, graph))
+
+
+def _local(node: Node, store: Store, schedule: Schedule) -> Store | None:
+    """What the device has of a node's store while the loop that writes it runs; None if it must have all of it."""
+    home = home_of(node, schedule)
+    if home is None:
+        return None
+    around = {f for place in schedule.places[node] for f, _ in place[: place.index(home)]}
+    readers = [d for d in schedule.dependences if d.producer is node and is_within(d.consumer, home, schedule)]
+    # A reader that is inside of the loop and also outside of it would read of both.
+    if any(home not in place for d in readers for place in schedule.places[d.consumer]):
+        return None
+    # What a loop around folds in is needed again in its next iteration.
+    if around & schedule.folds.get(node, {}).keys():
+        return None
+    dims: dict[Dim, Keeping] = {}
+    for d, kept in store.dims.items():
+        if d.origin in around:
+            dims[d] = Latest()
+        elif not isinstance(kept, Steps):
+            return None
+        elif d.origin is home[0]:
+            found = keeping(d, node, readers, schedule, by_block=True)
+            if found is None:
+                return None
+            dims[d] = found
+        else:
+            dims[d] = kept
+    return replace(store, dims=dims)
+
+
+def home_of(node: Node, schedule: Schedule) -> tuple[Dim, int] | None:
+    """The outermost loop in blocks of one of a node's dims that it is computed in, if that is one and the same."""
+    families = {d.origin for d in node.domain}
+    homes = {
+        next(((f, n) for f, n in place if f in families and n in schedule.tiled), None)
+        for place in schedule.places[node]
+    }
+    return homes.pop() if len(homes) == 1 else None
+
+
+def is_within(node: Node, loop: tuple[Dim, int], schedule: Schedule) -> bool:
+    return any(loop in place for place in schedule.places.get(node, ()))
+
+
+def slices(
+    node: Node, readers: Iterable[Dependence], outer: Sequence[Loop], schedule: Schedule, storage: Storage
+) -> Slices:
+    """What trees inside of some loops read of a store: ``readers`` are their reads of it."""
+    found: dict[Dim, Span] = {}
+    loops = {loop.dim: loop.block or 1 for loop in outer}
+    for d, kept in storage.stores[node].dims.items():
+        if d.origin not in loops or not isinstance(kept, Steps):
+            continue
+        distances = [steps for r in readers if (steps := steps_back(r, d.origin, schedule)) is not None]
+        lows = [low for low, _ in distances]
+        highs = [high for _, high in distances]
+        if not distances or None in lows or None in highs:
+            continue
+        low, high = min(s for s in lows if s is not None), max(s for s in highs if s is not None)
+        size = loops[d.origin] + high - low
+        if size < kept.size:
+            found[d] = Span(high, size)
+    return found
+
+
+def offloads(tree: Tree, graph: Graph, storage: Storage) -> bool:
+    """Whether there is a loop whose blocks are read from stores in host memory or copied to them."""
+    return any(node in storage.stores and storage.stores[node].host for node in _in_blocks((tree,), graph))
+
+
+def _in_blocks(trees: Sequence[Tree], graph: Graph) -> set[Node]:
+    """What loops in blocks of one of its dims read or compute."""
+    found: set[Node] = set()
+    for loop in (tree for tree in trees if isinstance(tree, Loop)):
+        found |= _in_blocks(loop.body, graph)
+        if loop.tiled:
+            touched = {p for c in computes(loop.body) for p in (c.node, *producers(c.node, graph.cases))}
+            found |= {node for node in touched if any(d.origin is loop.dim for d in node.domain)}
+    return found
+
+
+def _slice_bytes(
+    trees: Sequence[Tree], outer: tuple[Loop, ...], schedule: Schedule, storage: Storage, graph: Graph
+) -> int:
+    """What slices take on the device at most: those of a block, and those of the next one."""
+    most = 0
+    for tree in trees:
+        if offloads(tree, graph, storage):
+            assert isinstance(tree, Loop)
+            most = max(most, _slice_bytes(tree.body, (*outer, tree), schedule, storage, graph))
+    inside = {c.node for tree in trees for c in computes((tree,)) if not offloads(tree, graph, storage)}
+    total = 0
+    for node, readers in host_reads(inside, schedule, storage).items():
+        cut = slices(node, readers, outer, schedule, storage)
+        kept = {d: Steps(0, cut[d].size) if d in cut else kept for d, kept in storage.stores[node].dims.items()}
+        total += (2 if cut else 1) * replace(storage.stores[node], dims=kept).bytes
+    return max(most, total)
+
+
+def host_reads(inside: Set[Node], schedule: Schedule, storage: Storage) -> dict[Node, list[Dependence]]:
+    """The stores in host memory that some nodes read slices of, with these reads."""
+    found: dict[Node, list[Dependence]] = {}
+    for d in schedule.dependences:
+        node = d.producer
+        if d.consumer not in inside or node not in storage.stores or not storage.stores[node].host:
+            continue
+        home = home_of(node, schedule) if node in storage.local else None
+        if home is None or not is_within(d.consumer, home, schedule):
+            found.setdefault(node, []).append(d)
+    return found
