@@ -406,3 +406,37 @@ def test_a_piece_of_one_step_at_which_a_range_is_empty() -> None:
         prog.output("g", tp.grad(tp.sum(y[0:S]), y))
     run = prog.compile({S: 5}, plan=Plan(buckets={"s": [4]}))
     np.testing.assert_allclose(run().g, prog.evaluate({S: 5}).g, rtol=1e-6)
+
+
+def test_pieces_behind_a_stop_are_not_run() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", domain=t)
+        x[0] = 1.0
+        x[t] = 1.5 + tp.cos(x[0:t].sum()) / 4
+        prog.stop(t, when=(tp.index_value(t) >= prog.input("last", dtype="int32")) | (x > 2))
+        prog.output("x", x)
+    run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
+    stages = run._machine.compiled
+    behind = [n for n, end in enumerate(stages.ends) if end is not None and end.start >= 32]
+    assert len(behind) >= 2
+    expected = prog.evaluate({T: 64}, last=60).x
+    np.testing.assert_allclose(run(last=60).x, expected, rtol=1e-4)
+    for n in behind:
+        stages.programs[n] = None  # nobody asks for it
+    for last in (3, 15, 16, 30):
+        np.testing.assert_allclose(run(last=last).x, expected[: last + 1], rtol=1e-4)
+
+
+def test_inputs_of_a_loop_that_is_cut_are_not_copied() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        w = prog.input("w", (3, 3))
+        x = prog.recurrent("x", (3,), t)
+        x[0] = tp.ones(3)
+        x[t] = tp.tanh(w @ x[0:t].sum(0))
+        prog.output("x", x)
+    run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
+    given = {"w": jax.numpy.ones((3, 3))}
+    (loaded,) = run._machine.parts.load(given).values()
+    assert loaded is given["w"]

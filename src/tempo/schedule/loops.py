@@ -83,6 +83,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
+    part_of: Mapping[int, int]
+    """Of loops that are parts of another one, computed at once, the number of that one."""
     tiled: frozenset[int]
     """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
@@ -177,6 +179,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         beyond,
         results,
         builder.blocks,
+        builder.part_of,
         frozenset(builder.tiled_loops),
         builder.folds,
         unrolled,
@@ -230,6 +233,7 @@ class _Builder:
         self.unrolled = unrolled
         self.buckets = buckets
         self.blocks: dict[int, int] = {}
+        self.part_of: dict[int, int] = {}
         self.tiled_loops: set[int] = set()
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
@@ -616,7 +620,7 @@ class _Builder:
             start, stop, active = segment
             within = self.independent(start, stop, active, family, dependences)
             if within is not None and (block := self.fitting(active, family, start, stop, group.backwards)):
-                pieces += self.at_once_piece(start, stop, active, family, within, outer, block, grows)
+                pieces += self.at_once_piece(start, stop, active, family, within, here, block, grows)
                 continue
             pieces += [self.piece(group, family, rest, here, piece, grows) for piece in ranges]
         return pieces[::-1] if group.backwards else pieces
@@ -644,14 +648,16 @@ class _Builder:
         active: Sequence[Node],
         family: Dim,
         dependences: Sequence[Dependence],
-        outer: Place,
+        loop: Place,
         block: int,
         grows: bool,
     ) -> list[Tree]:
         """A part of a loop that needs none, in as few blocks as fit."""
         for node in active:
             self.reasons[node, family] = f"{start} .. {stop - 1} need no loop; {self.reasons.get((node, family), '')}"
+        *outer, (_, whole_loop) = loop
         self.loops += 1
+        self.part_of[self.loops] = whole_loop
         self.blocks[self.loops] = block
         here = (*outer, (family, self.loops))
         whole = start + (stop - start) // block * block

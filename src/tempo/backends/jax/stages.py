@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,6 +39,15 @@ def stages(trees: Sequence[Tree]) -> list[Part]:
     return [*parts, Part(tuple(together), ())] if together else parts
 
 
+@dataclass(frozen=True)
+class _End:
+    """A loop that begins at the step ``start`` makes none if the dim with this bound stops ``beyond`` steps before."""
+
+    bound: Any
+    start: int
+    beyond: int
+
+
 class Stages:
     """The XLA programs, called with inputs by name: outputs, and the steps made of dims that stop on data."""
 
@@ -52,6 +62,7 @@ class Stages:
         self.by_key = parts.by_key
         self.parts = [parts.compile(item) for item in items]
         self.settings = settings
+        self.ends = [self.end(item.trees) for item in items]
         graph, schedule = parts.graph, parts.lowering.schedule
         self.results = {*(edge.node for edge in graph.outputs.values()), *schedule.open}
         # What is needed after each part: by those that follow, and for the outputs.
@@ -62,10 +73,20 @@ class Stages:
         self.programs = self.compile(parts, inputs)
         self.pool.shutdown(wait=False)
 
+    def end(self, trees: Sequence[Tree]) -> _End | None:
+        """What makes a part superfluous, if anything can: it is a loop over steps that a dim may not come to."""
+        (loop,) = trees if len(trees) == 1 else (None,)
+        if not isinstance(loop, Loop) or loop.until is None:
+            return None
+        (bound,) = self.lowering.stopping[loop.until].bound.symbols()
+        return _End(bound, loop.start, self.lowering.schedule.beyond[loop.until])
+
     def compile(self, parts: Parts, inputs: Mapping[str, Array]) -> list[Future[Any]]:
-        """All programs, traced here and compiled in threads: the first loads inputs, the last gives outputs."""
-        lowered = [parts.load.lower(inputs)]
-        state = self.by_key(lowered[0].out_info)
+        """All programs, traced here and compiled in threads; the last of them gives outputs."""
+        self.load = parts.load
+        self.inputs = _bytes(inputs.values())
+        state = self.by_key(jax.eval_shape(self.load, inputs))
+        lowered = []
         self.held: list[int] = []
         """The bytes that lie there during each part without being a part of it."""
         self.growing = 0
@@ -92,9 +113,11 @@ class Stages:
             return lowered.compile()
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        load, *programs, finish = self.programs
-        state = self.by_key(load.result()(inputs))
-        for part, program, later in zip(self.parts, programs, self.later, strict=True):
+        *programs, finish = self.programs
+        state = self.by_key(self.load(inputs))
+        for part, program, later, ends in zip(self.parts, programs, self.later, self.ends, strict=True):
+            if ends is not None and ends.start >= int(state.get(ends.bound, ends.start + 1)) + ends.beyond:
+                continue  # the dim has stopped
             given = self.given(part, state, jnp.zeros, jx.fit)
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
@@ -125,8 +148,8 @@ class Stages:
 
     def memory(self) -> dict[str, int]:
         """What XLA says the programs take, in bytes: beside inputs and outputs, at the worst moment."""
-        load, *programs, finish = (future.result().memory_analysis() for future in self.programs)
-        inputs, outputs = load.argument_size_in_bytes, finish.output_size_in_bytes
+        *programs, finish = (future.result().memory_analysis() for future in self.programs)
+        inputs, outputs = self.inputs, finish.output_size_in_bytes
         taken = [
             held + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
             for held, p in zip(self.held, programs, strict=True)

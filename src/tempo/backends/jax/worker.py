@@ -70,7 +70,7 @@ class Parts:
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, _Compiled] = {}
-        self.load = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
+        self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
         self.homes: dict[Node, set[Item]] = {}
@@ -84,6 +84,15 @@ class Parts:
             for name, edge in self.graph.outputs.items()
             if edge.is_here and self.stores[edge.node].host and all(isinstance(size, int) for size in edge.shape)
         }
+
+    def load(self, inputs: Mapping[str, Array]) -> dict[int, Array]:
+        """The stores of the inputs. Those that are stored as they are given are not copied."""
+        state = {}
+        others = dict(inputs)
+        for name, node in self.lowering.given.items():
+            if self.lowering.is_stored_as_given(node, inputs[name]):
+                state[_key(node)] = others.pop(name)
+        return {**state, **self.put_in_stores(others)} if others else state
 
     def by_key(self, values: Mapping[int, Array]) -> State:
         return {self.keys[key]: value for key, value in values.items()}
