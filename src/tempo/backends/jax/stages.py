@@ -115,14 +115,18 @@ class Stages:
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         *programs, finish = self.programs
         state = self.by_key(self.load(inputs))
-        for part, program, later, ends in zip(self.parts, programs, self.later, self.ends, strict=True):
-            if ends is not None and ends.start >= int(state.get(ends.bound, ends.start + 1)) + ends.beyond:
-                continue  # the dim has stopped
+        rooms: dict[Any, tuple[int, ...]] = {}
+        for part, program, later, end in zip(self.parts, programs, self.later, self.ends, strict=True):
+            rooms |= part.rooms
+            if end is not None and end.start >= int(state.get(end.bound, end.start + 1)) + end.beyond:
+                continue  # the dim has stopped; what this part makes longer may be needed by others
+            state |= {key: jx.fit(state[key], rooms[key]) for key in part.reads if key in state and key in rooms}
             given = self.given(part, state, jnp.zeros, jx.fit)
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
             state[key] = self.initial(key, None, jnp.zeros)
+        state |= {key: jx.fit(state[key], rooms[key]) for key in self.results if key in rooms}
         outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))
         return outputs, made
 
