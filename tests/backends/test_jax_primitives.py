@@ -359,3 +359,10 @@ def test_convolution_along_a_padded_axis():
         "convolution: an axis that the window moves along, or that is cut into groups, has a size that depends on the "
         "point\n  hint: give it a fixed size first, e.g. tp.pad(x, {2: (0, T - x.shape[2])})"
     )
+
+
+def test_the_last_element_of_nothing():
+    """At steps whose results are discarded, an empty range may be asked for its last element."""
+    x = Padded(jnp.zeros((0,)), (0,))
+    found = indexing.SLICE.jax(jx, x, starts=(Extent(jnp.int32(-1), -1),), sizes=(1,), steps=(1,))
+    assert found.shape == (1,)

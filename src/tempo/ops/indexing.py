@@ -68,7 +68,7 @@ def _slice_jax(jx: Jx, x: Padded, *, starts: tuple[Any, ...], sizes: tuple[Any, 
             # Past the end there is only padding.
             result = jx.lax.slice_in_dim(result, min(start, length), min(start + reach, length), step, axis)
             result = jx.fit(result, (*result.shape[:axis], count, *result.shape[axis + 1 :]))
-        elif start.most + reach <= length:
+        elif max(start.most, 0) + reach <= length:  # nothing starts before 0, except at steps that are discarded
             result = jx.lax.dynamic_slice_in_dim(result, start.value, reach, axis)
             result = jx.lax.slice_in_dim(result, 0, reach, step, axis)
         else:
