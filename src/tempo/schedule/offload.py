@@ -8,7 +8,8 @@ present step or block that they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tempo.graph.node import Graph, Node
@@ -80,7 +81,7 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
     peak = peak_bytes(
         replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs
     )
-    return replace(result, peak=peak + _slice_bytes(schedule.trees, (), schedule, result, graph))
+    return replace(result, peak=peak + traffic(graph, schedule, result).most)
 
 
 def _local(node: Node, store: Store, schedule: Schedule) -> Store | None:
@@ -163,22 +164,57 @@ def _in_blocks(trees: Sequence[Tree], graph: Graph) -> set[Node]:
     return found
 
 
-def _slice_bytes(
-    trees: Sequence[Tree], outer: tuple[Loop, ...], schedule: Schedule, storage: Storage, graph: Graph
-) -> int:
-    """What slices take on the device at most: those of a block, and those of the next one."""
-    most = 0
+@dataclass(frozen=True)
+class Traffic:
+    """Between host and device: how often Python starts a part of the program, the bytes that are sent and fetched, and
+    the most of them that the device has at the same time."""
+
+    parts: int = 0
+    moved: int = 0
+    most: int = 0
+
+
+def traffic(graph: Graph, schedule: Schedule, storage: Storage) -> Traffic:
+    """What Python does for stores in host memory."""
+    found = Traffic()
+    for inside, outer in _parts(schedule.trees, (), graph, storage):
+        times = math.prod(len(loop.steps) for loop in outer)
+        sent = most = 0
+        for node, readers in host_reads(inside, schedule, storage).items():
+            cut = slices(node, readers, outer, schedule, storage)
+            kept = {d: Steps(0, cut[d].size) if d in cut else kept for d, kept in storage.stores[node].dims.items()}
+            size = replace(storage.stores[node], dims=kept).bytes
+            sent += size if cut else 0
+            # The slice of a block is there with that of the next one.
+            most += (2 if cut else 1) * size
+        # What a block has computed is there with what is being fetched of the last one.
+        fetched = sum(_block_bytes(storage.stores[node], outer) for node in inside & storage.local.keys())
+        parts = times if outer else 0
+        found = Traffic(
+            found.parts + parts, found.moved + times * (sent + fetched), max(found.most, most + 2 * fetched)
+        )
+    return found
+
+
+def _parts(
+    trees: Sequence[Tree], outer: tuple[Loop, ...], graph: Graph, storage: Storage
+) -> Iterator[tuple[set[Node], tuple[Loop, ...]]]:
+    """What is computed in one go inside of the loops that Python runs because of stores in host memory."""
+    inside: set[Node] = set()
     for tree in trees:
-        if offloads(tree, graph, storage):
-            assert isinstance(tree, Loop)
-            most = max(most, _slice_bytes(tree.body, (*outer, tree), schedule, storage, graph))
-    inside = {c.node for tree in trees for c in computes((tree,)) if not offloads(tree, graph, storage)}
-    total = 0
-    for node, readers in host_reads(inside, schedule, storage).items():
-        cut = slices(node, readers, outer, schedule, storage)
-        kept = {d: Steps(0, cut[d].size) if d in cut else kept for d, kept in storage.stores[node].dims.items()}
-        total += (2 if cut else 1) * replace(storage.stores[node], dims=kept).bytes
-    return max(most, total)
+        if isinstance(tree, Loop) and offloads(tree, graph, storage):
+            yield from _parts(tree.body, (*outer, tree), graph, storage)
+        else:
+            inside |= {c.node for c in computes((tree,))}
+    if inside:
+        yield inside, outer
+
+
+def _block_bytes(store: Store, outer: Sequence[Loop]) -> int:
+    """What a store gets of a block that some loops are at."""
+    at_once = {loop.dim: loop.block or 1 for loop in outer}
+    kept = {d: Steps(0, at_once[d.origin]) if d.origin in at_once else kept for d, kept in store.dims.items()}
+    return replace(store, dims=kept).bytes
 
 
 def host_reads(inside: Set[Node], schedule: Schedule, storage: Storage) -> dict[Node, list[Dependence]]:

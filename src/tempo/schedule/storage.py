@@ -152,7 +152,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
+            single = [single_step(edge, d, schedule) for edge in results.get(node, ())]
             found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single)
             # A circle with room for all steps is none: what is read of it is then a part, not a gather.
             full = isinstance(found, Window) and found.size >= whole.size
@@ -178,7 +178,7 @@ def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Map
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 
-def _single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
+def single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
     """The one step of a dim that an edge reads, if it is one whatever the point."""
     item = edge.index[edge.node.domain.index(dim)]
     step = None if isinstance(item, Slice) else item.substitute(schedule.numbers)
@@ -211,7 +211,7 @@ def keeping(
         if not theirs:
             continue
         if any(path[:1] not in {(number,) for number in parts} for path in theirs):
-            final = None if d.read.index is None else _single_step(Edge(node, d.read.index), dim, schedule)
+            final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
             if final is None or any(path[:1] in {(number,) for number in parts} for path in theirs):
                 return None
             finals.append(final)
