@@ -31,6 +31,9 @@ from tempo.runtime.autotune import autotune
 from tempo.schedule.plan import Plan
 from tempo.tensor import RecurrentTensor
 
+# isort: split
+from tempo import nn  # last: it is written in all of the above
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -56,6 +59,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "nn",
     "random",
     "spec",
     "uint8",

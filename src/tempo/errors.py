@@ -1,7 +1,8 @@
 """Every error a user can meet, written like documentation.
 
 A message has a first line that says what is wrong in the user's names, then the lines of the program that
-matter, then the likely fix.
+matter, then the likely fix. ``user_line()`` is the line that is being run, as a place:
+``places=[("here", user_line())]``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tempo.source import SourceLine
+from tempo.source import user_line as user_line
 
 
 class TempoError(Exception):
@@ -86,6 +88,14 @@ class HostError(TempoError, RuntimeError):
 
 class CheckpointError(TempoError, ValueError):
     """There is nothing to save, or a file is not a checkpoint of this program."""
+
+
+class ModelError(TempoError, ValueError):
+    """The files of a language model are missing, damaged, or say something that Tempo does not support."""
+
+
+class PackageError(TempoError, ImportError):
+    """An optional package is needed and not installed."""
 
 
 class BudgetError(TempoError, MemoryError):

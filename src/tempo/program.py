@@ -418,7 +418,7 @@ class Program:
             self._graph = self._build()
         return self._graph
 
-    def evaluate(self, bounds: Mapping[Bound, int] | None = None, seed: int = 0, **inputs: Any) -> Result:
+    def evaluate(self, bounds: Mapping[Any, int] | None = None, seed: int = 0, **inputs: Any) -> Result:
         """Run the program on the reference interpreter: exact, slow, for small bounds.
 
         ``bounds`` gives a number for every bound, ``inputs`` an array for every input; the result has the
@@ -431,7 +431,7 @@ class Program:
 
     def compile(
         self,
-        bounds: Mapping[Bound, int] | None = None,
+        bounds: Mapping[Any, int] | None = None,
         backend: str = "jax",
         device: str | None = None,
         seed: int = 0,
@@ -450,7 +450,7 @@ class Program:
 
         return Executable(self.graph, bounds or {}, backend, device, seed, plan=plan, memory=memory)
 
-    def check(self, bounds: Mapping[Bound, int]) -> None:
+    def check(self, bounds: Mapping[Any, int]) -> None:
         """Prove that every needed value is defined, in range and does not depend on itself, or say what is not."""
         from tempo.analysis import check_program
         from tempo.given import check_bounds

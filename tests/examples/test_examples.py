@@ -20,8 +20,9 @@ from jax.scipy.special import logsumexp
 import tempo as tp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# The demonstration prints more, and has its own test.
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "demo")
+# The demonstration prints more, the character model takes longer; they have tests of their own.
+OWN = ("demo", "character_model")
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OWN)
 
 Array = Any
 

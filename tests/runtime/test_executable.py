@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.runtime.executable import Executable
 
 BACKENDS = ["numpy", "jax"]
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -419,6 +420,40 @@ def test_random_draws_are_those_of_the_reference(backend: str) -> None:
 def sections(text: str) -> dict[str, str]:
     parts = text.split("-- ")[1:]
     return {title: body.strip() for title, body in (part.split(" --\n", 1) for part in parts)}
+
+
+@backends
+def test_results_of_a_call_before_a_circle_of_points(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=s)
+        h = tp.host(lambda x: np.stack([2 * x, 3 * x]), x, out=tp.spec((), "float32"), sequence=(), batch=(t, s))
+        y = prog.recurrent("y", domain=(t, s))  # y and z are in the order of no dim
+        z = prog.recurrent("z", domain=(t, s))
+        y[0, s] = 1.0
+        y[t, s] = tp.maximum(z[0], h)
+        z[0, s] = x * y[0]
+        z[t, s] = y[..., 0:s].sum(0)
+        prog.output("h", h)
+        prog.output("z", z)
+    bounds, x = {T: 2, S: 1}, np.full(1, 3, np.float32)
+    expected = prog.evaluate(bounds, x=x)
+    found = Executable(prog.graph, bounds, backend, skip=["split pinned"])(x=x)
+    np.testing.assert_array_equal(found.h, expected.h)
+    np.testing.assert_array_equal(found.z, expected.z)
+
+
+@backends
+def test_a_slice_of_no_length_of_something_nobody_needs(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        y = prog.input("y", domain=t)
+        prog.emit("x", x)  # so that Python runs the program in parts
+        prog.output("nothing", y[tp.min(1, T) : 1])
+    ones = np.ones(3, np.float32)
+    assert prog.compile({T: 3}, backend)(x=ones, y=ones).nothing.shape == (0,)
 
 
 def test_explain_says_how_a_program_was_compiled() -> None:

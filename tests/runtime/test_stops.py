@@ -193,6 +193,23 @@ def test_which_case_applies_must_be_known_before_the_stop(backend: str) -> None:
     )
 
 
+@backends
+def test_points_that_are_needed_for_some_numbers_of_steps_only(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=t)
+        y = prog.recurrent("y", domain=(t, s))  # in the order of no dim
+        y[t, S - 1] = x
+        y[t, S - 2] = tp.where(tp.equal(t, 2), y[..., 0], 2 * x)
+        prog.output("z", y[tp.min(2 * t, T - 1)])  # step 1 if there are two of them, step 2 if there are three
+        prog.stop(t, when=x > 1)
+    x = np.array([1.0, 3.0, 5.0], np.float32)
+    run = prog.compile({T: 3, S: 1}, backend)
+    for given in (x, x / 4):
+        np.testing.assert_array_equal(run(x=given).z, prog.evaluate({T: 3, S: 1}, x=given).z)
+
+
 def test_outputs_are_cut_to_the_points_that_there_are() -> None:
     prog, T = doubling()
     graph = prog.graph

@@ -394,3 +394,49 @@ def test_a_loop_that_is_not_cut_keeps_its_stores_beside_one_that_is() -> None:
         prog.output("w", w)
     run = prog.compile({T: 5}, plan=tp.Plan(buckets={"t": [4]}))
     assert run().w.tolist() == [0, 1, 1.5, 1.75, 1.875, 1.9375]
+
+
+def test_a_piece_of_one_step_at_which_a_range_is_empty() -> None:
+    """There, the gradient of the last element of the range has no place to go to."""
+    with tp.Program() as prog:
+        s, S = prog.dim("s")
+        y = prog.recurrent("y", domain=s)
+        y[S - 1] = 1.0
+        y[s] = tp.tanh(y[s + 1] * tp.cumsum(y[s + 1 : tp.min(s + 2, S)], reverse=True).space[-1])
+        prog.output("g", tp.grad(tp.sum(y[0:S]), y))
+    run = prog.compile({S: 5}, plan=Plan(buckets={"s": [4]}))
+    np.testing.assert_allclose(run().g, prog.evaluate({S: 5}).g, rtol=1e-6)
+
+
+def test_pieces_behind_a_stop_are_not_run() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", domain=t)
+        x[0] = 1.0
+        x[t] = 1.5 + tp.cos(x[0:t].sum()) / 4
+        prog.stop(t, when=(tp.index_value(t) >= prog.input("last", dtype="int32")) | (x > 2))
+        prog.output("x", x)
+    run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
+    stages = run._machine.compiled
+    behind = [n for n, end in enumerate(stages.ends) if end is not None and end.start >= 32]
+    assert len(behind) >= 2
+    expected = prog.evaluate({T: 64}, last=60).x
+    np.testing.assert_allclose(run(last=60).x, expected, rtol=1e-4)
+    for n in behind:
+        stages.programs[n] = None  # nobody asks for it
+    for last in (3, 15, 16, 30):
+        np.testing.assert_allclose(run(last=last).x, expected[: last + 1], rtol=1e-4)
+
+
+def test_inputs_of_a_loop_that_is_cut_are_not_copied() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        w = prog.input("w", (3, 3))
+        x = prog.recurrent("x", (3,), t)
+        x[0] = tp.ones(3)
+        x[t] = tp.tanh(w @ x[0:t].sum(0))
+        prog.output("x", x)
+    run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
+    given = {"w": jax.numpy.ones((3, 3))}
+    (loaded,) = run._machine.parts.load(given).values()
+    assert loaded is given["w"]

@@ -10,6 +10,7 @@ import pytest
 import tempo as tp
 from tempo.schedule import loops
 from tempo.schedule.looptree import Loop, computes, show
+from tempo.schedule.storage import Window
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
 WIDTH = 4
@@ -113,3 +114,46 @@ def test_gradients_through_a_prompt(backend: str) -> None:
     data = np.linspace(-1, 1, 12, dtype=np.float32)
     found = prog.compile({T: 12}, backend)(data=data, w=0.7)
     np.testing.assert_allclose(found.g, prog.evaluate({T: 12}, data=data, w=0.7).g, rtol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_prompt_in_blocks(stop: bool, backend: str) -> None:
+    prog, T, P = generator(stop)
+    prompt = (np.arange(20) % 7).astype(np.int32)
+    run = prog.compile({T: 40, P: 20}, backend, plan=tp.Plan({"t": 4}))
+    assert heads(run)[:2] == ["for t in 0 .. 15, 4 at once:", "for t in 16 .. 18, all at once:"]
+    expected = prog.evaluate({T: 40, P: 20}, prompt=prompt, **WEIGHTS).x
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
+
+
+@backends
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize(("window", "given"), [(8, 5), (8, 30), (20, 16)])
+def test_a_window_behind_a_prompt(window: int, given: int, stop: bool, backend: str) -> None:
+    """What a prompt leaves in the window, the loop after it finds there; no other steps are kept."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        p, P = prog.dim("p")
+        prompt = prog.input("prompt", (WIDTH,), p)
+        x = prog.recurrent("x", (WIDTH,), t)
+        k = x @ prog.input("key", (WIDTH, WIDTH))
+        q = x @ prog.input("query", (WIDTH, WIDTH))
+        seen = slice(tp.max(0, t - window + 1), t + 1)
+        y = tp.tanh(tp.softmax(k[seen] @ q) @ x[seen])
+        x[t < P] = prompt[t]
+        x[t] = y[t - 1] + 0.1
+        if stop:
+            prog.stop(t, when=tp.index_value(t) >= 41)
+        prog.output("x", x[T - 1])
+        prog.output("sum", tp.sum(y[0:T]))
+    bounds = {T: 60, P: given}
+    inputs = {"prompt": RNG.normal(size=(given, WIDTH)), "key": WEIGHTS["key"], "query": WEIGHTS["query"]}
+    run = prog.compile(bounds, backend)
+    (kept,) = (store.dims[t] for node, store in run.storage.stores.items() if node is k.edge.node or node.name == "k")
+    assert isinstance(kept, Window)
+    assert kept.size <= window + given
+    expected = prog.evaluate(bounds, **inputs)
+    found = run(**inputs)
+    np.testing.assert_allclose(found.x, expected.x, rtol=1e-4)
+    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tempo.graph.node import Case, Node
+from tempo.graph.node import Case, Graph, Node
 
 
 def producers(node: Node, cases: Mapping[Node, Sequence[Case]]) -> Iterator[Node]:
@@ -27,6 +27,22 @@ def reachable(roots: Iterable[Node], cases: Mapping[Node, Sequence[Case]]) -> tu
             seen.add(node)
             pending.extend(producers(node, cases))
     return tuple(sorted(seen, key=lambda n: n.number))
+
+
+def dependents(roots: Iterable[Node], graph: Graph) -> set[Node]:
+    """The roots and everything that needs them."""
+    readers: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        for producer in producers(node, graph.cases):
+            readers.setdefault(producer, []).append(node)
+    seen: set[Node] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(readers.get(node, ()))
+    return seen
 
 
 def components(following: Mapping[Node, Sequence[Node]]) -> list[set[Node]]:

@@ -485,9 +485,11 @@ def silu(x: TensorLike) -> RecurrentTensor:
     return tensor * sigmoid(tensor)
 
 
-def gelu(x: TensorLike) -> RecurrentTensor:
-    """``x`` times the normal distribution function at ``x``."""
+def gelu(x: TensorLike, approximate: bool = False) -> RecurrentTensor:
+    """``x`` times the normal distribution function at ``x``, or the usual approximation of it by tanh."""
     tensor = to_float(as_tensor(x))
+    if approximate:
+        return tensor * (0.5 * (1 + tanh(math.sqrt(2 / math.pi) * (tensor + 0.044715 * tensor * tensor * tensor))))
     return tensor * (0.5 * (1 + erf(tensor * (1 / math.sqrt(2)))))
 
 

@@ -86,6 +86,9 @@ def _place_jax(
     value: Array,
 ) -> Any:
     """The grid far enough behind a margin of ``value`` that every start is a step into it."""
+    lengths = tuple(map(jx.most, shape))
+    if 0 in lengths:  # at steps whose results are discarded, there may be no room for the grid
+        return jx.np.zeros(lengths, x.dtype)
     margins = []
     for length, size, start, step in zip(x.array.shape, shape, starts, steps, strict=True):
         grid = step * (length - 1) + 1 if length else 0

@@ -25,7 +25,7 @@ from tempo.analysis.stops import asked_for, waits
 from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import components, reachable
+from tempo.graph.traversal import components, dependents, reachable
 from tempo.schedule.buckets import Buckets, Sizes
 from tempo.schedule.dependences import Dependence, Distance, Shifts, allowed, delays, stays
 from tempo.schedule.folds import Fold
@@ -35,6 +35,7 @@ from tempo.schedule.points import point_order
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
 from tempo.symbolic import Condition, Dim, as_expr
+from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import decide, interval
 from tempo.symbolic.polyhedral import most_above, span, to_set
@@ -82,6 +83,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
+    part_of: Mapping[int, int]
+    """Of loops that are parts of another one, computed at once, the number of that one."""
     tiled: frozenset[int]
     """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
@@ -137,9 +140,7 @@ class Scheduler:
         ``unrolled`` dims get a piece of code per step instead of a loop; ``buckets`` say where loops with ranges of
         varying size are cut."""
         buckets = buckets or Buckets()
-        stopped = {dim.bound for dim in self.graph.stops}
-        fixed = {d: b for d, b in blocks.items() if not d.bound.symbols() & stopped}
-        sizes = {d: b for d, b in fixed.items() if b < d.bound.evaluate(self.numbers)}
+        sizes = {d: b for d, b in blocks.items() if b < d.bound.evaluate(self.numbers)}
         if sizes:
             # What has no order of steps in blocks is computed without them.
             with contextlib.suppress(_TangledError):
@@ -178,6 +179,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         beyond,
         results,
         builder.blocks,
+        builder.part_of,
         frozenset(builder.tiled_loops),
         builder.folds,
         unrolled,
@@ -231,6 +233,7 @@ class _Builder:
         self.unrolled = unrolled
         self.buckets = buckets
         self.blocks: dict[int, int] = {}
+        self.part_of: dict[int, int] = {}
         self.tiled_loops: set[int] = set()
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
@@ -303,7 +306,8 @@ class _Builder:
         """Units in groups, some of which share blocks of a dim, if blocks are wanted of any that has no loop here."""
         looped = {family for family, _ in outer}
         own = {d.origin for unit in units if unit.family is None for node in unit.nodes for d in node.domain}
-        wanted = [d for d in self.sizes if d in own and d not in looped]
+        # How many steps a dim makes that stops on data is not known when a block of them begins.
+        wanted = [d for d in self.sizes if d in own and d not in looped and not d.bound.symbols() & set(self.limits)]
         if not wanted:
             return None
         # Where steps are made one after the other anyway, blocks of them cost least.
@@ -504,8 +508,12 @@ class _Builder:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
         members = set(circle)
         names = ", ".join(n.label for n in circle if n.name) or circle[0].label
-        # How many steps a dim makes may change what a point needs.
-        asked = frozenset().union(*(asked_for(self.graph, node) for node in circle))
+        # How many steps a dim makes may change what a point needs, and at which points the circle is needed.
+        asking = dependents(circle, self.graph)
+        results = (edge for edge in self.graph.outputs.values() if edge.node in asking)
+        asked = frozenset().union(
+            *(asked_for(self.graph, node) for node in asking), *(indices.symbols(edge.index) for edge in results)
+        )
         limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
         order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
         # What happens only at steps that are made cannot come before it is known whether they are.
@@ -612,7 +620,7 @@ class _Builder:
             start, stop, active = segment
             within = self.independent(start, stop, active, family, dependences)
             if within is not None and (block := self.fitting(active, family, start, stop, group.backwards)):
-                pieces += self.at_once_piece(start, stop, active, family, within, outer, block, grows)
+                pieces += self.at_once_piece(start, stop, active, family, within, here, block, grows)
                 continue
             pieces += [self.piece(group, family, rest, here, piece, grows) for piece in ranges]
         return pieces[::-1] if group.backwards else pieces
@@ -640,14 +648,16 @@ class _Builder:
         active: Sequence[Node],
         family: Dim,
         dependences: Sequence[Dependence],
-        outer: Place,
+        loop: Place,
         block: int,
         grows: bool,
     ) -> list[Tree]:
         """A part of a loop that needs none, in as few blocks as fit."""
         for node in active:
             self.reasons[node, family] = f"{start} .. {stop - 1} need no loop; {self.reasons.get((node, family), '')}"
+        *outer, (_, whole_loop) = loop
         self.loops += 1
+        self.part_of[self.loops] = whole_loop
         self.blocks[self.loops] = block
         here = (*outer, (family, self.loops))
         whole = start + (stop - start) // block * block
@@ -665,7 +675,7 @@ class _Builder:
         for node in active:
             low, high = self.spans[node][next(d for d in node.domain if d.origin is family)]
             largest = max(largest, self.bytes(node) // max(high - low + 1, 1))
-        block = min(KEEP_BYTES // largest, stop - start)
+        block = min(KEEP_BYTES // largest, stop - start, self.sizes.get(family, stop))
         return 0 if block < FEWEST_AT_ONCE or (backwards and block < stop - start) else block
 
     def independent(

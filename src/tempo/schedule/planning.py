@@ -191,7 +191,6 @@ class Planner:
 
     def dims(self) -> list[str]:
         """The dims of which there may be blocks."""
-        stopped = {bound for dim in self.graph.stops for bound in dim.bound.symbols()}
         return [
             d.name
             for d in self.graph.dims
@@ -199,7 +198,6 @@ class Planner:
             # Dims that Tempo made have no names that a user could write.
             and d.name.isidentifier()
             and d not in self.unrolled
-            and not d.bound.symbols() & stopped
             and d.bound.evaluate(self.numbers) > 1
         ]
 

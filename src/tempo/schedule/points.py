@@ -66,12 +66,13 @@ def _results_after_calls(order: Sequence[Value]) -> Iterator[Value]:
         steps = dict(zip(node.domain, point, strict=True))
         return call, tuple(steps[d] for d in call.attributes["sequence"])
 
-    results: dict[Any, list[Value]] = {}
-    for node, point in order:
-        if node.op is HOST_RESULT:
-            results.setdefault(call_of(node, point), []).append((node, point))
-    for node, point in order:
-        if node.op is not HOST_RESULT:
-            yield node, point
-        if node.op is HOST:
-            yield from results.get(call_of(node, point), ())
+    results: dict[Any, list[Value]] = {call_of(*value): [] for value in order if value[0].op is HOST}
+    for value in order:
+        if value[0].op is HOST_RESULT and call_of(*value) in results:
+            results[call_of(*value)].append(value)
+    moved = {value for values in results.values() for value in values}
+    for value in order:
+        if value not in moved:
+            yield value
+        if value[0].op is HOST:
+            yield from results[call_of(*value)]

@@ -7,7 +7,7 @@ them in a circle, or none where a step's value is only used within the same iter
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,13 +233,20 @@ def keeping(
         furthest = max(furthest, abs(low), abs(high))
     if finals:
         return _last_steps(dim, node, finals, furthest, schedule, own)
-    if len(parts) > 1 and (furthest or whole_blocks):
+    if len(parts) > 1 and (furthest or whole_blocks) and not _one_after_the_other(own, schedule):
         return None
     if block and (whole_blocks or any(len(path) == 1 for path in own)):
         if furthest == 0 and not whole_blocks:
             return Present(block)
-        return Window(-(-(furthest + block) // block) * block)
+        # Blocks that follow each other all the way never end in the middle of a window of whole ones.
+        return Window(furthest + block if len(parts) > 1 else -(-(furthest + block) // block) * block)
     return Window(furthest + 1) if furthest else Latest()
+
+
+def _one_after_the_other(own: Set[tuple[int, ...]], schedule: Schedule) -> bool:
+    """Whether loops are the parts of one that goes forward: what one of them leaves in a window the next one finds."""
+    whole = {schedule.part_of.get(path[0], path[0]) for path in own}
+    return len(whole) == 1 and not whole & schedule.backwards and all(len(path) == 1 for path in own)
 
 
 def _last_steps(

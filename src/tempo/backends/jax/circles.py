@@ -2,7 +2,8 @@
 
 Attention over the last w steps reads a circular store of w steps that begins anywhere. To put it in order is to copy it
 for every step, which takes two to three times as long as the product itself. But a product with the steps in the order
-of the store gives the same results in that order, and a sum over them has no order.
+of the store gives the same results in that order, and a sum over them has no order. The store may have room for more
+steps, because a prompt was put into it at once: then the product is with all of it, and the others do not count.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from tempo.symbolic.grid import evaluate
 
 Array = Any
 
+# Reading so many times the window costs less than to copy it.
+MOST_SLOTS = 2
+
 
 @dataclass(frozen=True)
 class Circle:
-    """One axis of one operand of a product: ``size`` steps in a circle, the first of them at the slot ``first``."""
+    """One axis of one operand of a product: ``length`` steps in a circle of ``size`` slots, the first of them at the
+    slot ``first``."""
 
     operand: int
     axis: int
     size: int
+    length: int
     first: Any
     result: int | None
     """The axis of the result that has these steps; None if the product sums over them."""
@@ -56,7 +62,7 @@ class Circle:
         """A result whose steps begin with the first of the window."""
         if self.result is None:
             return result
-        return jnp.take(result, (self.first + np.arange(self.size)) % self.size, axis=self.result, mode="clip")
+        return jnp.take(result, (self.first + np.arange(self.length)) % self.size, axis=self.result, mode="clip")
 
 
 def _full(x: Padded, array: Array, axis: int, size: int) -> Padded:
@@ -78,13 +84,13 @@ def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], bloc
         d, item = items[axis]
         letter = terms[n][axis]
         size: int = kept[d].size  # type: ignore[union-attr]
-        whole = extent(item.length, block.spans(), block.bounds.numbers) == size
+        length = extent(item.length, block.spans(), block.bounds.numbers)
         fixed = not any(v in item.start.symbols() for v in block.dims)
         # Either the result has the steps, or the other operand, over which they are summed.
         once = [*terms[1 - n], *out].count(letter) == 1 and terms[n].count(letter) == 1
-        if whole and fixed and once:
+        if length <= size <= MOST_SLOTS * length and fixed and once:
             start = evaluate(item.start, {**block.bounds.values, **block.at}, jnp)
             result = out.index(letter) if letter in out else None
             other = None if letter in out else terms[1 - n].index(letter)
-            return Circle(n, axis, size, start % size, result, other)
+            return Circle(n, axis, size, length, start % size, result, other)
     return None

@@ -29,7 +29,7 @@ class Footprint:
     def __init__(self, machine: JaxMachine) -> None:
         self.parts: Parts = machine.parts
         inputs = {name: given for name, given in machine.inputs.items() if name not in machine.offloaded}
-        self.state: State = self.parts.by_key(self.parts.load.lower(inputs).out_info)
+        self.state: State = self.parts.by_key(jax.eval_shape(self.parts.load, inputs))
         self.inputs = self.most = held(self.state.values())
         self.fetched = 0
         """What the part before has computed for stores in host memory, which is on its way there."""

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart
-from tempo.backends.jax.circles import circle
+from tempo.backends.jax.circles import Circle, circle
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -118,12 +118,21 @@ class Lowering:
         return {bound.name: jnp.asarray(value) for bound, value in self.bounds(state).made.items()}
 
     def load(self, inputs: Mapping[str, Array]) -> State:
-        """The stores of the inputs."""
-        state: State = {}
-        for node in self.schedule.places:
-            if node.op is INPUT and not self.storage.stores[node].host:
-                state[node] = self.input(node, inputs[node.attributes["input"]])
-        return state
+        """The stores of inputs on the device."""
+        return {node: self.input(node, inputs[name]) for name, node in self.given.items() if name in inputs}
+
+    @property
+    def given(self) -> dict[str, Node]:
+        """The inputs that the device is given, by name."""
+        nodes = (node for node in self.schedule.places if node.op is INPUT)
+        return {node.attributes["input"]: node for node in nodes if not self.storage.stores[node].host}
+
+    def is_stored_as_given(self, node: Node, given: Any) -> bool:
+        """Whether an input is its own store."""
+        unrolled = tuple(apart.unrolled(self.storage.stores[node]))
+        sizes = (len(given), *given[0].shape) if isinstance(given, tuple) else given.shape
+        whole = [self.schedule.steps(node, d) == (0, size) for d, size in zip(node.domain, sizes, strict=False)]
+        return all(whole) and unrolled == (node.domain[:1] if isinstance(given, tuple) else ())
 
     def input(self, node: Node, given: Any) -> Any:
         """The store of an input, of which a tuple has the steps of its first dim."""
@@ -424,10 +433,12 @@ class Lowering:
         so_far: Any = state.get(bound, most)
         state[bound] = jnp.minimum(so_far, ended).astype(jnp.int32)
 
-    def read(self, edge: Edge, state: State, block: Block, as_stored: bool = False) -> Value:
-        """What a block reads, with its padded axes as long as they get in this block; a window in the order of its
-        store, if that is asked for."""
+    def read(self, edge: Edge, state: State, block: Block, whole: Circle | None = None) -> Value:
+        """What a block reads, with its padded axes as long as they get in this block; the ``whole`` circle
+        that a window is in, if that is asked for."""
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
+        if whole is not None:
+            lengths = (*lengths[: whole.axis], whole.size, *lengths[whole.axis + 1 :])
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
         store = self.storage.stores[edge.node]
@@ -460,7 +471,9 @@ class Lowering:
             if too_short or held.ndim != len(sizes) + len(store.value):
                 # What another part of a loop left there is only read by discarded cases.
                 held = jnp.zeros((*sizes, *store.value), edge.dtype)
-        value = read(edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), as_stored)
+        value = read(
+            edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), whole is not None
+        )
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
     def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
@@ -514,8 +527,10 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
-        as_stored = turned.operand if turned else None
-        operands = [self.read(edge, state, block, as_stored == n) for n, edge in enumerate(edges)]
+        operands = [
+            self.read(edge, state, block, turned if turned and turned.operand == n else None)
+            for n, edge in enumerate(edges)
+        ]
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
 
         def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:

@@ -96,7 +96,7 @@ def read(
 ) -> Value:
     """What a block reads through an edge: leading axes for the block's dims that it depends on, then the slices' axes,
     then the value's. ``present`` has the first step of dims of which the array has the present block only. A window
-    that is the whole store begins where it does in the store if it is read ``as_stored``."""
+    of a circle is all of the circle if it is read ``as_stored``."""
     reader = _Reader(edge, held, store, block, present, as_stored)
     return reader.run()
 
@@ -203,9 +203,11 @@ class _Reader:
         self.axes[axis] = ("slice", number)
         if isinstance(kept, Window):
             low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
+            if self.as_stored:
+                return
             if low == high and low % kept.size + length <= kept.size:
                 self.array = shifted(self.array, axis, low % kept.size, length)
-            elif not (self.as_stored and length == kept.size):
+            else:
                 positions = (start + np.arange(length)) % kept.size
                 self.array = jnp.take(self.array, positions, axis=axis, mode="clip")
             return

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tempo.backends.jax.footprint import held, shaped
@@ -35,6 +37,15 @@ def stages(trees: Sequence[Tree]) -> list[Part]:
     return [*parts, Part(tuple(together), ())] if together else parts
 
 
+@dataclass(frozen=True)
+class _End:
+    """A loop that begins at the step ``start`` makes none if the dim with this bound stops ``beyond`` steps before."""
+
+    bound: Any
+    start: int
+    beyond: int
+
+
 class Stages:
     """The XLA programs, called with inputs by name: outputs, and the steps made of dims that stop on data."""
 
@@ -49,6 +60,7 @@ class Stages:
         self.by_key = parts.by_key
         self.parts = [parts.compile(item) for item in items]
         self.settings = settings
+        self.ends = [self.end(item.trees) for item in items]
         graph, schedule = parts.graph, parts.lowering.schedule
         self.results = {*(edge.node for edge in graph.outputs.values()), *schedule.open}
         # What is needed after each part: by those that follow, and for the outputs.
@@ -59,10 +71,21 @@ class Stages:
         self.programs = self.compile(parts, inputs)
         self.pool.shutdown(wait=False)
 
+    def end(self, trees: Sequence[Tree]) -> _End | None:
+        """What makes a part superfluous, if anything can: it is a loop over steps that a dim may not come to."""
+        (loop,) = trees if len(trees) == 1 else (None,)
+        if not isinstance(loop, Loop) or loop.until is None:
+            return None
+        lowering = self.all.lowering
+        (bound,) = lowering.stopping[loop.until].bound.symbols()
+        return _End(bound, loop.start, lowering.schedule.beyond[loop.until])
+
     def compile(self, parts: Parts, inputs: Mapping[str, Array]) -> list[Future[Any]]:
-        """All programs, traced here and compiled in threads: the first loads inputs, the last gives outputs."""
-        lowered = [parts.load.lower(inputs)]
-        state = self.by_key(lowered[0].out_info)
+        """All programs, traced here and compiled in threads; the last of them gives outputs."""
+        self.load = parts.load
+        self.inputs = held(inputs.values())
+        state = self.by_key(jax.eval_shape(self.load, inputs))
+        lowered = []
         self.held: list[int] = []
         """The bytes that lie there during each part without being a part of it."""
         self.growing = 0
@@ -89,21 +112,27 @@ class Stages:
             return lowered.compile()
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        load, *programs, finish = self.programs
-        state = self.by_key(load.result()(inputs))
-        for part, program, later in zip(self.parts, programs, self.later, strict=True):
+        *programs, finish = self.programs
+        state = self.by_key(self.load(inputs))
+        rooms: dict[Any, tuple[int, ...]] = {}
+        for part, program, later, end in zip(self.parts, programs, self.later, self.ends, strict=True):
+            rooms |= part.rooms
+            if end is not None and end.start >= int(state.get(end.bound, end.start + 1)) + end.beyond:
+                continue  # the dim has stopped; what this part makes longer may be needed by others
+            state |= {key: jx.fit(state[key], rooms[key]) for key in part.reads if key in state and key in rooms}
             given = map(keyed, self.all.given(part, state, jnp.full, jx.fit))
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
             state[key] = self.all.initial(key, None, jnp.full)
+        state |= {key: jx.fit(state[key], rooms[key]) for key in self.results if key in rooms}
         outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))
         return outputs, made
 
     def memory(self) -> dict[str, int]:
         """What XLA says the programs take, in bytes: beside inputs and outputs, at the worst moment."""
-        load, *programs, finish = (future.result().memory_analysis() for future in self.programs)
-        inputs, outputs = load.argument_size_in_bytes, finish.output_size_in_bytes
+        *programs, finish = (future.result().memory_analysis() for future in self.programs)
+        inputs, outputs = self.inputs, finish.output_size_in_bytes
         taken = [
             beside + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
             for beside, p in zip(self.held, programs, strict=True)

@@ -76,7 +76,7 @@ class Parts:
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, _Compiled] = {}
-        self.load = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
+        self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
         for node in self.local:
@@ -99,6 +99,15 @@ class Parts:
         }
         self.shown = self._shown()
 
+    def load(self, inputs: Mapping[str, Array]) -> dict[int, Array]:
+        """The stores of the inputs. Those that are stored as they are given are not copied."""
+        state = {}
+        others = dict(inputs)
+        for name, node in self.lowering.given.items():
+            if self.lowering.is_stored_as_given(node, inputs[name]):
+                state[_key(node)] = others.pop(name)
+        return {**state, **self.put_in_stores(others)} if others else state
+
     def by_key(self, values: Mapping[int, Array]) -> State:
         return {self.keys[key]: value for key, value in values.items()}
 
@@ -106,7 +115,7 @@ class Parts:
         """What other outputs read of stores in host memory."""
         edges = [edge for name, edge in self.graph.outputs.items() if name not in self.direct]
         found = {}
-        for node in {edge.node for edge in edges if self.stores[edge.node].host}:
+        for node in {edge.node for edge in edges if edge.node in self.stores and self.stores[edge.node].host}:
             dims = dict(self.stores[node].dims)
             for d in node.domain:
                 steps = [single_step(edge, d, self.lowering.schedule) for edge in edges if edge.node is node]
@@ -125,8 +134,9 @@ class Parts:
 
     def finally_read(self, state: State, full: Any) -> State:
         """What outputs read of the stores on the device."""
-        read = (edge.node for name, edge in self.graph.outputs.items() if name not in self.direct)
-        keys = {*read, *self.lowering.schedule.open} - self.shown.keys()
+        read = {edge.node for name, edge in self.graph.outputs.items() if name not in self.direct}
+        # A node of which only slices of no length are read has no store.
+        keys = {*(read & self.stores.keys()), *self.lowering.schedule.open} - self.shown.keys()
         return {key: state[key] if key in state else self.initial(key, None, full) for key in keys}
 
     def __getitem__(self, item: Part | Chunks) -> _Compiled:

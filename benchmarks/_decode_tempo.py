@@ -1,0 +1,105 @@
+"""Decoding with ``tempo.llm``: the program that ``llm.generate`` runs, compiled for exactly the context of a cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _decode_cells import PROMPT, Cell, Piece
+from _decode_jax import weights
+
+from tempo import llm
+from tempo.backends.jax.padded import jx
+from tempo.backends.jax.stages import Stages, stages
+from tempo.llm.generation import Kind, program
+from tempo.schedule.looptree import Loop
+
+GREEDY = Kind(used=(), ends=0, logprobs=False, emits=False)
+
+
+class TempoSystem:
+    def __init__(self, cell: Cell, device: Any) -> None:
+        self.cell = cell
+        self.device = device
+        self.parameters = weights(cell.config)
+        self.run: Any = None
+
+    def build(self) -> None:
+        model = llm.LanguageModel(self.cell.config, self.parameters, device=self.device.platform)
+        bounds = {"B": self.cell.batch, "P": PROMPT, "T": self.cell.context}
+        self.run = model.compiled(program, (GREEDY,), bounds)
+
+    def forget(self) -> None:
+        self.run = None
+        jax.clear_caches()
+
+    def inputs(self, steps: int) -> dict[str, Any]:
+        start, ends = np.zeros(self.cell.batch, np.int32), np.zeros(0, np.int32)
+        return {**self.parameters, "prompt": self.cell.prompt, "start": start, "ends": ends, "steps": steps}
+
+    def generate(self, count: int) -> np.ndarray[Any, Any]:
+        tokens: np.ndarray[Any, Any] = self.run(**self.inputs(PROMPT + count)).tokens
+        return tokens[:, PROMPT:]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Pieces of the loop over steps, each compiled for the longest context that it has."""
+        found = [(loop.steps[0], len(loop.steps)) for _, loop in self._loops()]
+        return [Piece(first, count, count) for first, count in found]
+
+    def _loops(self) -> Iterator[tuple[int, Loop]]:
+        """The loops over steps, and which XLA program each is in. (The prompt is computed in one block.)"""
+        for number, part in enumerate(stages(self.run.schedule.trees)):
+            for tree in part.trees:
+                if isinstance(tree, Loop) and not tree.block and len(tree.steps) > 1:
+                    yield number, tree
+
+    def steps(self, first: int, count: int) -> float:
+        """The seconds of some steps at the beginning of a piece, with what its XLA program does before them.
+
+        The programs of earlier pieces are left out: what they would have computed is zeros.
+        """
+        machine = self.run._machine
+        arrays = self.run._arrays(0, self.inputs(first + count))
+        with machine.settings():
+            given: Any = (machine.put(arrays),)
+            compiled = machine.compiled
+            if isinstance(compiled, Stages):
+                number = next(number for number, loop in self._loops() if loop.steps[0] == first)
+                load, *programs, _ = compiled.programs
+                state = compiled.by_key(load.result()(*given))
+                given = (*compiled.given(compiled.parts[number], state, jnp.zeros, jx.fit), {}, None)
+                compiled = programs[number].result()
+            jax.block_until_ready(given)
+            start = time.perf_counter()
+            jax.block_until_ready(compiled(*given))
+            return time.perf_counter() - start
+
+    def figures(self) -> dict[str, Any]:
+        run = self.run
+        found = {
+            "pieces": len(self.pieces),
+            "trace_s": sum(run.seconds[phase] for phase in ("analysis", "passes", "plan")),
+            "bytes_planned": run.storage.peak,
+            "bytes_xla": sum(run._machine.memory().values()),
+            "memory": self.memory(),
+        }
+        stats = self.device.memory_stats() or {}
+        return {**found, "bytes_peak": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else found
+
+    def memory(self) -> list[tuple[int, int]]:
+        """From which step on XLA programs take how many bytes."""
+        compiled = self.run._machine.compiled
+        if not isinstance(compiled, Stages):
+            return [(PROMPT, sum(self.run._machine.memory().values()))]
+        firsts = {number: loop.steps[0] for number, loop in reversed([*self._loops()])}
+        found = []
+        for number, first in sorted(firsts.items()):
+            used = compiled.programs[1 + number].result().memory_analysis()
+            fresh = used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
+            found.append((first, compiled.held[number] + used.argument_size_in_bytes + fresh))
+        return found

@@ -1,0 +1,326 @@
+"""Decoding with language models: ours, JAX and PyTorch by hand, and the time that reading memory takes at least.
+
+    python benchmarks/decode.py [--quick] [--device cpu|gpu] [--only CELLS] [--systems NAMES] [--plot FILE]
+    python benchmarks/decode.py --table RECORDS ... [--plot FILE]
+
+A cell is MODEL/BATCH/CONTEXT/causal|window: llama has the shape of Llama-3.2-3B in bfloat16 (window 1024), gpt2 that of
+GPT-2 small in float32 (window 512), both with random weights. From a prompt of 16 tokens, greedily, as many tokens are
+generated as fit into the context. ``--only`` takes cells or beginnings of their names, with commas between them, or
+"all"; ``--table`` puts the records of several runs into one table. Systems of a cell run one after the other, on a GPU
+each in a process of its own.
+
+``ms`` is per token, the mean of the whole context. It is ``timed`` "whole" where that takes a few seconds: from the
+prompt to the last token. Otherwise it is "sampled": some steps in each piece of the context, on a cache of zeros,
+weighed with the pieces' lengths (``ms_sampled``, which all have). ``floor_ms`` is what reading weights and live keys
+and values takes at the bandwidth of a copy. Times to the first token that a step has made (the second after the
+prompt), in seconds: ``first_cold_s`` with an empty disk cache, ``first_warm_s`` when it has the compiled programs,
+``first_s`` when everything is in memory. ``bytes_needed`` is weights and the cache at its largest, ``bytes_peak`` what
+the allocator says, ``bytes_xla`` what XLA says. ``lag`` is by how much the first tokens' logits are behind the best
+ones of PyTorch's, at most, in standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from _decode_cells import Cell, Piece, grid
+from common import Results, table, use_device
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+# The reference comes last: it looks at the tokens of the others.
+SYSTEMS = ("tempo", "jax step", "jax loop", "torch compile", "torch eager")
+REFERENCE = "torch eager"
+OURS = "tempo"
+# Few enough for about ten minutes on one H200, most of which are compilations.
+DEFAULT = ("llama/4/4k", "llama/64/4k/causal", "gpt2/64/2k/causal")
+
+CHECKED = 8
+"""How many tokens of every system are compared."""
+# Of the best of 100,000 normal logits, another one is five standard deviations away. In half precision the best two may
+# change places.
+TOLERANCES = {"bfloat16": 0.3, "float32": 1e-3}
+
+# The whole context is generated if that takes no longer than this.
+WHOLE_SECONDS = 8.0
+SAMPLE_SECONDS = 0.3
+QUICK_SECONDS = 0.02
+FEW = 2
+ROUNDS = 3
+
+
+# -- one system of a cell ----------------------------------------------------------------------------------------
+
+
+def measure(
+    name: str, cell: Cell, device: str | None, caches: str, tokens: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, Any]:
+    """All figures of a system, and its first tokens; of the reference, also how well those of others agree."""
+    try:
+        system = started(name, cell, device, caches)
+        start = time.perf_counter()
+        system.build()
+        system.generate(2)
+        cold = time.perf_counter() - start
+        start = time.perf_counter()
+        system.generate(2)
+        found: dict[str, Any] = {"first_s": time.perf_counter() - start, "first_cold_s": cold}
+        found["tokens"] = system.generate(CHECKED)
+        found |= token_times(system, cell) | system.figures()
+        if name == REFERENCE:
+            found["lags"] = {other: system.lags(first) for other, first in {**tokens, name: found["tokens"]}.items()}
+        system.forget()
+        start = time.perf_counter()
+        system.build()
+        system.generate(2)
+        return {**found, "first_warm_s": time.perf_counter() - start}
+    except Exception as error:
+        key, said = wrong(error)
+        if key == "failed":
+            traceback.print_exc()
+        return {key: said}
+
+
+def started(name: str, cell: Cell, device: str | None, caches: str) -> Any:
+    """A system with its weights on the device."""
+    framework, _, kind = name.partition(" ")
+    if framework == "torch":
+        import _decode_torch
+
+        kinds = {"eager": _decode_torch.EagerSystem, "compile": _decode_torch.CompiledSystem}
+        return kinds[kind](cell, device)
+    import _decode_jax
+    import _decode_tempo
+
+    where = use_device(device)
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", caches)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    reset_cache()  # JAX asks only once whether there is one
+    if cell.config.dtype.itemsize < 4:
+        jax.config.update("jax_default_matmul_precision", None)
+    kinds = {"": _decode_tempo.TempoSystem, "step": _decode_jax.StepSystem, "loop": _decode_jax.LoopSystem}
+    return kinds[kind](cell, where)
+
+
+def token_times(system: Any, cell: Cell) -> dict[str, Any]:
+    """Milliseconds per token: of samples, and of the whole context where that is affordable."""
+    seconds = QUICK_SECONDS if cell.quick else SAMPLE_SECONDS
+    pieces: Sequence[Piece] = system.pieces
+    each = [step_ms(system, piece, seconds) for piece in pieces]
+    sampled = float(np.average([ms for ms, _ in each], weights=[piece.weight for piece in pieces]))
+    found = {"ms": sampled, "ms_sampled": sampled, "timed": "sampled", "steps": sum(count for _, count in each)}
+    expected = 1e-3 * sampled * cell.new
+    if expected > WHOLE_SECONDS:
+        return found
+    times = []
+    for _ in range(ROUNDS if expected < 1 else 1):
+        start = time.perf_counter()
+        system.generate(cell.new)
+        times.append(time.perf_counter() - start)
+    return {**found, "ms": 1e3 * statistics.median(times) / cell.new, "timed": "whole", "steps": cell.new}
+
+
+def step_ms(system: Any, piece: Piece, seconds: float) -> tuple[float, int]:
+    """The milliseconds of a step in a piece, without what is done once; and how many steps that is the mean of."""
+
+    def slope(count: int) -> float:
+        few = system.steps(piece.first, FEW)
+        return max(float(system.steps(piece.first, count) - few) / (count - FEW), 1e-7)
+
+    short = min(FEW + 8, piece.steps)
+    slope(short)  # not counted: the first run loads programs
+    count = int(min(max(seconds / slope(short), short), piece.steps))
+    return 1e3 * statistics.median(slope(count) for _ in range(ROUNDS)), count
+
+
+def wrong(error: Exception) -> tuple[str, Any]:
+    """What a record says about an error: no memory, no compiler, or a failure."""
+    kind, text = type(error).__name__, str(error)
+    if kind in ("OutOfMemoryError", "BudgetError", "MemoryError") or "RESOURCE_EXHAUSTED" in text:
+        return "oom", True
+    message = f"{kind}: {text.strip().splitlines()[0][:200] if text.strip() else ''}"
+    if "InvalidCxxCompiler" in kind + text or "CppCompileError" in kind or isinstance(error, ImportError):
+        return "skipped", message
+    return "failed", message
+
+
+def bandwidth(device: str | None, quick: bool) -> tuple[float, str, str]:
+    """The bytes a second of a copy, and what the device is."""
+    import _decode_jax
+
+    where = use_device(device)
+    size = 2**24 if quick else 2**32 if where.platform == "gpu" else 2**28
+    return _decode_jax.bandwidth(size), where.platform, where.device_kind
+
+
+def apart(isolated: bool, function: Any, *arguments: Any) -> Any:
+    """A function's result, from a process of its own where systems would take each other's memory."""
+    if not isolated:
+        return function(*arguments)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# -- all systems of a cell ---------------------------------------------------------------------------------------
+
+
+def compare(
+    cell: Cell, systems: Sequence[str], device: str, copied: float, isolated: bool, caches: str, results: Results
+) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for name in systems:
+        print(f"{cell.name}: {name} ...", file=sys.stderr, flush=True)
+        first = {other: figures["tokens"] for other, figures in found.items() if "tokens" in figures}
+        try:
+            found[name] = apart(isolated, measure, name, cell, device, caches, first)
+        except BrokenProcessPool:  # killed, mostly for the host's memory
+            found[name] = {"failed": "the process died"}
+    lags = found.get(REFERENCE, {}).get("lags", {})
+    tolerance = TOLERANCES[cell.config.dtype.name]
+    floor = cell.floor_ms(copied)
+    others = [figures["ms"] for name, figures in found.items() if name != OURS and "ms" in figures]
+    for name, figures in found.items():
+        record = {key: value for key, value in figures.items() if key not in ("tokens", "lags")}
+        record |= {"floor_ms": floor, "bytes_needed": cell.bytes_needed}
+        if name in lags:
+            record["lag"] = lags[name]
+            if lags[name] > tolerance:
+                record["failed"] = f"its tokens are not the most likely ones: behind by {lags[name]:.3g}"
+        if (peak := peak_bytes(record)) is not None:
+            record["over_needed"] = peak / cell.bytes_needed
+        if "ms" in record:
+            record["over_floor"] = record["ms"] / floor
+            if name == OURS and others:
+                record["ratio"] = record["ms"] / min(others)
+        results.add(cell.name, name, **record)
+
+
+# -- results -----------------------------------------------------------------------------------------------------
+
+
+def show_table(records: Sequence[Mapping[str, Any]]) -> str:
+    heads = ("case", "system", "ms", "floor ms", "x floor", "ratio", "timed", "first cold s", "warm s", "hot s")
+    heads = (*heads, "GB peak", "GB needed", "note")
+    rows = []
+    for r in records:
+        figures = (r.get(key, "") for key in ("ms", "floor_ms", "over_floor", "ratio", "timed"))
+        firsts = (r.get(key, "") for key in ("first_cold_s", "first_warm_s", "first_s"))
+        peak = peak_bytes(r)
+        sizes = ("" if peak is None else peak / 1e9, r["bytes_needed"] / 1e9)
+        rows.append((r["case"], r["system"], *figures, *firsts, *sizes, note(r)))
+    return table(heads, rows)
+
+
+def peak_bytes(record: Mapping[str, Any]) -> int | None:
+    """What was taken at most, where that is known: measured, or else by XLA's analysis."""
+    return record.get("bytes_peak", record.get("bytes_xla"))
+
+
+def note(record: Mapping[str, Any]) -> str:
+    if record.get("oom"):
+        return "out of memory"
+    for key in ("failed", "skipped"):
+        if key in record:
+            return f"{key}: {record[key]}"
+    if "graphs_per_step" in record and record["graphs_per_step"] != 1:
+        return f"{record['graphs_per_step']:g} CUDA graphs a step"
+    return ""
+
+
+def plot(records: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Our memory over the steps of each cell, and what weights and live cache take."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ours = [r for r in records if "memory" in r]
+    figure, axes = plt.subplots(len(ours), figsize=(7, 3 * len(ours)), squeeze=False, layout="constrained")
+    for ax, record in zip(axes[:, 0], ours, strict=True):
+        cell = next(c for c in grid(record["quick"]) if c.name == record["case"])
+        firsts, sizes = zip(*record["memory"], strict=True)
+        ax.stairs(np.array(sizes) / 1e9, [*firsts, cell.context], baseline=None, label="Tempo, by XLA's analysis")
+        t = np.arange(cell.context)
+        live = cell.weight_bytes + cell.cache_bytes(1) * np.minimum(t + 1, cell.slots)
+        ax.plot(t, live / 1e9, "k:", label="weights and live cache")
+        for other in (r for r in records if r["case"] == record["case"] and "memory" not in r):
+            if (taken := peak_bytes(other)) is not None:
+                ax.plot([0, cell.context], [taken / 1e9] * 2, lw=0.8, label=other["system"])
+        ax.set(title=record["case"], xlabel="step", ylabel="GB", ylim=(0, None))
+        ax.legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Decoding with language models, against JAX and PyTorch by hand.")
+    parser.add_argument("--quick", action="store_true", help="tiny models: does it run, not how fast is it")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
+    parser.add_argument("--only", metavar="CELLS", help="cells, or beginnings of their names; all")
+    parser.add_argument("--systems", metavar="NAMES", default=",".join(SYSTEMS), help=f"of: {', '.join(SYSTEMS)}")
+    parser.add_argument("--table", nargs="+", metavar="RECORDS", help="files with records, to be shown as one table")
+    parser.add_argument("--plot", metavar="FILE", help="draw memory over time (needs matplotlib)")
+    options = parser.parse_args()
+    options.cells = chosen(options.only, options.quick)
+    if not options.cells:
+        parser.error(f"there is no cell '{options.only}'; cells are: {', '.join(c.name for c in grid(options.quick))}")
+    options.systems = [name.strip() for name in options.systems.split(",")]
+    for name in options.systems:
+        if name not in SYSTEMS:
+            parser.error(f"there is no system '{name}'; systems are: {', '.join(SYSTEMS)}")
+    options.systems.sort(key=SYSTEMS.index)
+    return options
+
+
+def chosen(only: str | None, quick: bool) -> list[Cell]:
+    cells = grid(quick)
+    if only == "all" or (only is None and quick):
+        return cells
+    parts = DEFAULT if only is None else [part.strip() for part in only.split(",")]
+    return [cell for cell in cells if any(f"{cell.name}/".startswith(f"{part}/") for part in parts)]
+
+
+def main() -> int:
+    options = arguments()
+    if options.table:
+        records = [json.loads(line) for path in options.table for line in Path(path).read_text().splitlines()]
+    else:
+        records = run(options)
+    print(show_table(records), file=sys.stderr)
+    if options.plot:
+        plot(records, options.plot)
+    return 1 if any("failed" in record for record in records) else 0
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    # Everything that a process allocates, for a cell that fills the device.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    isolated = options.device != "cpu"
+    copied, device, kind = apart(isolated, bandwidth, options.device, options.quick)
+    results = Results("decode", device=kind, quick=options.quick, copy_gb_s=round(copied / 1e9, 1))
+    with tempfile.TemporaryDirectory() as caches:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(caches) / "torch")
+        for cell in options.cells:
+            compare(cell, options.systems, device, copied, isolated, str(Path(caches) / "jax"), results)
+    return results.records
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The command ``tempo``: language models in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import tempo as tp
+from tempo import llm
+
+DTYPES = ("float32", "bfloat16", "float16")
+# The options that say how tokens are chosen, by the names that llm.stream has for them.
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default those of the process; gives the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except tp.TempoError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print()
+        return 130
+    except BrokenPipeError:
+        # Whoever read the text has enough of it, and the interpreter must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="tempo", description="Run language models, compiled by Tempo.")
+    found.add_argument("--version", action="version", version=f"tempo {tp.__version__}")
+    commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "generate",
+        help="go on from a prompt",
+        description="Go on from a prompt. The text goes to stdout as it comes, speed and memory to stderr.",
+    )
+    command.set_defaults(run=generate)
+    add_model(command)
+    command.add_argument("--prompt", required=True, metavar="TEXT", help="what to go on from")
+    add_sampling(command, max_new_tokens=128)
+
+    command = commands.add_parser(
+        "chat",
+        help="hold a conversation",
+        description="Hold a conversation: one line from stdin is one turn.",
+        epilog="/reset begins anew, /quit and Ctrl-D end, Ctrl-C stops an answer.",
+    )
+    command.set_defaults(run=chat)
+    add_model(command)
+    command.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_sampling(command, max_new_tokens=512)
+    return found
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("model")
+    group.add_argument("--model", required=True, metavar="DIR", help="a checkpoint as Hugging Face has them")
+    group.add_argument("--dtype", choices=DTYPES, help="what to compute in (default: the checkpoint's own)")
+    group.add_argument("--device", choices=("cpu", "gpu"), help="where to compute (default: what JAX picks)")
+    group.add_argument("--memory", metavar="SIZE", help="what a program may take, such as 8GiB (default: what is left)")
+
+
+def add_sampling(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    group = command.add_argument_group("choosing tokens")
+    group.add_argument(
+        "--max-new-tokens", type=int, default=max_new_tokens, metavar="N", help="at most so many (default: %(default)s)"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X", help="0 takes the likeliest (default: %(default)s)"
+    )
+    group.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest")
+    group.add_argument("--top-p", type=float, metavar="X", help="choose among the fewest of joint probability X")
+    group.add_argument("--min-p", type=float, metavar="X", help="choose among those X times as likely as the likeliest")
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="above 1, what has occurred becomes less likely"
+    )
+    group.add_argument(
+        "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end before the first of these"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one, another text (default: %(default)s)"
+    )
+
+
+def load(options: argparse.Namespace) -> llm.LanguageModel:
+    dtype = None if options.dtype is None else getattr(tp, options.dtype)
+    return llm.load(options.model, dtype, options.device, options.memory)
+
+
+def sampling(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in SAMPLING}
+
+
+# -- generate ----------------------------------------------------------------------------------------
+
+
+def generate(options: argparse.Namespace) -> int:
+    model = load(options)
+    meter = Meter()
+    for piece in llm.stream(model, options.prompt, seed=options.seed, **sampling(options)):
+        if piece.token is not None:
+            meter.count()
+        print(piece.text, end="", flush=True)
+    print()
+    print("\n".join([*meter.lines(), f"peak memory: {peak_memory(options.device)}"]), file=sys.stderr)
+    return 0
+
+
+class Meter:
+    """When tokens come."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.times: list[float] = []
+
+    def count(self) -> None:
+        self.times.append(time.perf_counter() - self.start)
+
+    def lines(self) -> Iterator[str]:
+        yield f"tokens: {len(self.times)}"
+        if len(self.times) > 1:
+            # The first one waits for the compiler and the prompt.
+            yield f"tokens per second: {(len(self.times) - 1) / (self.times[-1] - self.times[0]):.1f}"
+        if self.times:
+            yield f"time to first token: {self.times[0]:.2f} s"
+
+
+def peak_memory(device: str | None) -> str:
+    """The most that was in use, on the device if it keeps count, otherwise by this process."""
+    import jax
+
+    found = (jax.devices(device) if device else jax.devices())[0].memory_stats() or {}
+    if "peak_bytes_in_use" in found:
+        return f"{found['peak_bytes_in_use'] / 2**20:,.0f} MiB on the device"
+    if sys.platform == "win32":
+        return "unknown"
+    import resource
+
+    # In KiB; on macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20:,.0f} MiB of this process"
+
+
+# -- chat --------------------------------------------------------------------------------------------
+
+
+def chat(options: argparse.Namespace) -> int:
+    conversation = Conversation(load(options), options.system)
+    how = sampling(options)
+    if conversation.tokenizer.chat_template is None:
+        # A model that was not made for conversations goes on to write the user's part as well.
+        how["stop"] = (*how["stop"], "\nuser:")
+    seed = options.seed
+    for line in lines():
+        if line == "/quit":
+            break
+        if line == "/reset":
+            conversation.reset()
+        elif line:
+            with contextlib.suppress(KeyboardInterrupt):
+                say(conversation.answer(line, seed, how))
+            print()
+            seed += 1  # the same question again may have another answer
+    return 0
+
+
+def say(pieces: Generator[str, None, None]) -> None:
+    with contextlib.closing(pieces):
+        for text in pieces:
+            print(text, end="", flush=True)
+
+
+def lines() -> Iterator[str]:
+    """What the user enters, up to the end."""
+    prompt = ""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (lets input() edit lines and remember them)
+        prompt = "> "
+    while True:
+        try:
+            line = input(prompt)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print("\n(/quit or Ctrl-D ends)")
+            continue
+        yield line.strip()
+
+
+class Conversation:
+    """What was said, as messages and as a session's tokens."""
+
+    def __init__(self, model: llm.LanguageModel, system: str | None = None) -> None:
+        if model.tokenizer is None:
+            raise tp.errors.ModelError(
+                "a conversation needs the model's tokenizer", hint="put tokenizer.json beside the weights"
+            )
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.system = system
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        self.session = llm.Session(self.model)
+
+    def answer(self, line: str, seed: int, how: dict[str, Any]) -> Generator[str, None, None]:
+        """The model's answer to a line, piece by piece. One that is left early counts as far as it went."""
+        self.messages.append({"role": "user", "content": line})
+        prompt = self._prompt()
+        said: list[str] = []
+        try:
+            with contextlib.closing(self.session.stream(prompt, seed=seed, **how)) as pieces:
+                for piece in pieces:
+                    said.append(piece.text)
+                    yield piece.text
+        finally:
+            # Templates have their own space in front of an answer.
+            self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+
+    def _prompt(self) -> list[int]:
+        """The tokens that the session does not have yet; it may be another session then."""
+        tokens, known = self.tokenizer.chat(self.messages), self.session.tokens
+        # Usually the conversation goes on where the session is. But some templates leave parts of earlier answers out,
+        # and a model may have put a word together of other tokens than the tokenizer. Then all is computed again.
+        if tokens[: len(known)] != known or len(tokens) == len(known):
+            self.session = llm.Session(self.model)
+        return tokens[len(self.session.tokens) :]

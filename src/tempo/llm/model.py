@@ -1,0 +1,106 @@
+"""A language model that is ready to run: its decoder, its parameters on a device, its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tempo as tp
+from tempo.llm.config import Config
+from tempo.llm.decoder import Decoder
+from tempo.llm.files import PathLike
+from tempo.llm.tokenizer import Tokenizer
+from tempo.llm.weights import Weights
+
+
+class LanguageModel:
+    """A decoder with parameters, and the programs that were compiled for it."""
+
+    def __init__(
+        self,
+        config: Config,
+        parameters: Mapping[str, Any],
+        tokenizer: Tokenizer | None = None,
+        dtype: Any = None,
+        device: str | None = None,
+        memory: int | str | None = None,
+    ) -> None:
+        """``parameters`` by the names of ``Decoder``. Programs are compiled for a ``device``, and within ``memory``."""
+        self.config = config
+        self.decoder = Decoder(config)
+        self.dtype = config.dtype if dtype is None else dtype
+        self.tokenizer = tokenizer
+        self.device = device
+        self.memory = memory
+        self.parameters = {name: _on_device(array, self.dtype, device) for name, array in parameters.items()}
+        # The tokenizer may know one that the configuration does not.
+        known = (*config.end_of_text, *(tokenizer.end_of_text if tokenizer is not None else ()))
+        self.ends = tuple(dict.fromkeys(known))
+        self._runs: dict[Any, Any] = {}
+
+    @staticmethod
+    def load(
+        directory: PathLike, dtype: Any = None, device: str | None = None, memory: int | str | None = None
+    ) -> LanguageModel:
+        """The model in a Hugging Face directory: ``config.json``, safetensors, and ``tokenizer.json`` if there is one.
+
+        Weights are read from the files once, onto the device, in ``dtype``, by default the checkpoint's own.
+        """
+        config = Config.load(directory)
+        tokenizer = Tokenizer(directory) if (Path(directory) / "tokenizer.json").exists() else None
+        return LanguageModel(config, Weights(directory, config).parameters, tokenizer, dtype, device, memory)
+
+    def encoded(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
+        """A prompt as tokens, at least one; ``special`` for what the tokenizer puts around a text."""
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt, special)
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens and self.config.beginning_of_text is not None:
+            tokens = [self.config.beginning_of_text]
+        if not tokens:
+            raise tp.errors.ModelError("a prompt has no tokens", hint="the model goes on from at least one token")
+        for token in tokens:
+            if not 0 <= token < self.config.vocabulary:
+                raise tp.errors.ModelError(
+                    f"token {token} of a prompt is not one of the model's {self.config.vocabulary} tokens"
+                )
+        return tokens
+
+    def check_length(self, steps: int) -> None:
+        """Learned positions end somewhere."""
+        if self.config.rope_theta is None and steps > self.config.context:
+            raise tp.errors.ModelError(
+                f"{steps} tokens, the prompt's and the new ones, are more than the {self.config.context} positions "
+                f"that the model has",
+                hint="shorten the prompt, or ask for fewer new tokens",
+            )
+
+    def compiled(self, build: Callable[..., tp.Program], how: tuple[Any, ...], bounds: Mapping[str, int]) -> Any:
+        """The program that ``build(model, *how)`` makes, compiled for these bounds, by name."""
+        key = (build, how, tuple(bounds.items()))
+        if key not in self._runs:
+            self._runs[key] = build(self, *how).compile(bounds, device=self.device, memory=self.memory)
+        return self._runs[key]
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise tp.errors.ModelError(
+                "the model has no tokenizer", hint="put tokenizer.json beside the weights, or give tokens, not text"
+            )
+        return self.tokenizer
+
+
+def _on_device(array: Any, dtype: Any, device: str | None) -> Any:
+    import jax
+
+    try:
+        where = (jax.devices(device) if device else jax.devices())[0]
+    except RuntimeError:
+        raise tp.errors.ModelError(
+            f"there is no device '{device}' here",
+            hint=f"this machine has: {', '.join(sorted({d.platform for d in jax.devices()}))}",
+        ) from None
+    return jax.device_put(array, where).astype(dtype)

@@ -1,0 +1,90 @@
+"""Choosing the next token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import tempo as tp
+
+Tensor = tp.RecurrentTensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: the most likely one at temperature 0, a random one of the likely ones otherwise.
+
+    In this order: the logits of tokens that have occurred are divided by ``repetition_penalty`` (multiplied where
+    negative); all are divided by ``temperature``; of them stay the ``top_k`` greatest, then the fewest whose
+    probabilities add up to ``top_p``, and those at least ``min_p`` times as probable as the most probable one.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, name: str, what: str) -> None:
+            if not holds:
+                raise tp.errors.ModelError(f"{name} = {getattr(self, name)!r}: {what}")
+
+        require(self.temperature >= 0, "temperature", "a temperature is 0 or greater")
+        require(self.top_k is None or self.top_k >= 1, "top_k", "at least one token must stay")
+        require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "a share of the probability is in (0, 1]")
+        require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "a share of a probability is in [0, 1]")
+        penalty = self.repetition_penalty
+        require(penalty is None or penalty > 0, "repetition_penalty", "a penalty is greater than 0; 1 is none")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """What takes part: a program is built for that, and given the numbers when it runs."""
+        found = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        return tuple(name for name in found if not self.greedy or name == "repetition_penalty")
+
+    def inputs(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.used}
+
+
+def declare(prog: tp.Program, used: tuple[str, ...]) -> dict[str, Tensor]:
+    """The numbers that take part in the choice, as inputs."""
+    return {name: prog.input(name, dtype="int32" if name == "top_k" else "float32") for name in used}
+
+
+def penalised(logits: Tensor, tokens: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
+    """Logits (vocabulary,) with a penalty for those of the tokens (n,) that count."""
+    occurred = tp.scatter_add(tp.zeros(logits.shape), tokens, counts.astype("float32")) > 0
+    return tp.where(occurred, tp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def choose(logits: Tensor, numbers: dict[str, Tensor], domain: tuple[tp.Dim, ...]) -> Tensor:
+    """One token for logits (vocabulary,), by the numbers given; the most likely one without a temperature."""
+    if "temperature" not in numbers:
+        return tp.argmax(logits)
+    return tp.random.categorical(likely(logits / numbers["temperature"], numbers), domain=domain).astype("int32")
+
+
+def likely(logits: Tensor, numbers: dict[str, Tensor]) -> Tensor:
+    """Logits (vocabulary,) of the tokens among which to choose, minus infinity for the others."""
+    lowest = None
+    if "top_k" in numbers or "top_p" in numbers:
+        ordered = tp.sort(logits, descending=True)
+        count = tp.constant(logits.shape[0])
+        if "top_k" in numbers:
+            count = tp.minimum(numbers["top_k"], count)
+            ordered = tp.where(tp.arange(logits.shape[0]) < count, ordered, -math.inf)
+        if "top_p" in numbers:
+            probable = tp.softmax(ordered)
+            before = tp.cumsum(probable) - probable
+            count = tp.minimum(count, tp.sum((before < numbers["top_p"]).astype("int32")))
+        lowest = tp.take(ordered, tp.maximum(count, 1) - 1)
+    if "min_p" in numbers:
+        enough = tp.max(logits) + tp.log(numbers["min_p"])
+        lowest = enough if lowest is None else tp.maximum(lowest, enough)
+    return logits if lowest is None else tp.where(logits >= lowest, logits, -math.inf)

@@ -1,0 +1,150 @@
+"""The weights of a checkpoint, mapped into memory and checked against its configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tempo as tp
+from tempo.errors import ModelError
+from tempo.llm.config import Config
+from tempo.llm.files import Array, PathLike, map_safetensors, read_fields
+from tempo.llm.parameters import expected, places
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_CONFIG = "config.json must be the one that the weights were saved with"
+_FLOATS = (tp.float32, tp.float16, tp.bfloat16)
+
+# Masks and frequencies that older versions of transformers saved, and every model can make itself.
+_HARMLESS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    path: Path
+    array: Array
+
+
+class Weights(Mapping[str, Array]):
+    """The arrays of a checkpoint by the names that transformers gives them, and by Tempo's in ``parameters``.
+
+    Arrays are read-only views of the files, in the dtype that is stored: opening reads no weights, and what nobody
+    looks at is never read.
+
+    >>> config = Config.load("checkpoints/llama")  # doctest: +SKIP
+    >>> weights = Weights("checkpoints/llama", config)  # doctest: +SKIP
+    >>> weights.parameters["layers.0.attention.q_proj.weight"].shape  # doctest: +SKIP
+    (2048, 2048)
+    """
+
+    parameters: Mapping[str, Array]
+    """The parameters of a decoder: the names and shapes of ``parameters.shapes(config)``."""
+
+    def __init__(self, directory: PathLike, config: Config) -> None:
+        self.directory = Path(directory)
+        needed = expected(config)
+        stored = _with_prefix(_stored(self.directory), needed)
+        _check_names(self.directory, stored, needed, config)
+        for name, shape in needed.items():
+            _check(name, stored[name], shape)
+        self._arrays = {name: stored[name].array for name in needed}
+        self.parameters = {name: place.view(self._arrays[place.name]) for name, place in places(config).items()}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        size = sum(array.nbytes for array in self._arrays.values())
+        return f"<Weights of '{self.directory}': {len(self)} tensors, {size:,} bytes>"
+
+
+def _stored(directory: Path) -> dict[str, _Stored]:
+    """Everything in a checkpoint's files."""
+    single, index = directory / _SINGLE, directory / _INDEX
+    if single.is_file():
+        return {name: _Stored(single, array) for name, array in map_safetensors(single).items()}
+    if index.is_file():
+        return _shards(index)
+    others = sorted(path.name for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf") for path in directory.glob(pattern))
+    raise ModelError(
+        f"there are no weights in '{directory}': neither '{_SINGLE}' nor '{_INDEX}'",
+        hint=f"Tempo does not read the format of '{others[0]}': load the model with Hugging Face transformers, then "
+        f"save it with model.save_pretrained(...)"
+        if others
+        else "name the directory of a checkpoint as Hugging Face transformers saves it",
+    )
+
+
+def _shards(index: Path) -> dict[str, _Stored]:
+    shard_of = read_fields(index).inside("weight_map").values
+    arrays: dict[str, dict[str, Array]] = {}
+    stored: dict[str, _Stored] = {}
+    for name, file in shard_of.items():
+        if not isinstance(file, str):
+            raise ModelError(f"'{index}' names no file for tensor '{name}', but {file!r}")
+        path = index.parent / file
+        if file not in arrays:
+            if not path.is_file():
+                raise ModelError(
+                    f"'{index}' says that tensor '{name}' is in '{file}', and there is no such file",
+                    hint="download all files of the checkpoint",
+                )
+            arrays[file] = map_safetensors(path)
+        if name not in arrays[file]:
+            raise ModelError(
+                f"'{index}' says that tensor '{name}' is in '{file}', which does not have it",
+                hint="the files may belong to different versions of the checkpoint: download all of them again",
+            )
+        stored[name] = _Stored(path, arrays[file][name])
+    return stored
+
+
+def _with_prefix(stored: Mapping[str, _Stored], needed: Mapping[str, object]) -> dict[str, _Stored]:
+    """Tensors by the names of the whole model, also where only the model below the head was saved."""
+    prefix = next(iter(needed)).split(".")[0]
+    whole = {name: f"{prefix}.{name}" for name in stored}
+    return {whole[name] if whole[name] in needed else name: tensor for name, tensor in stored.items()}
+
+
+def _check_names(directory: Path, stored: Mapping[str, _Stored], needed: Mapping[str, object], config: Config) -> None:
+    missing = [name for name in needed if name not in stored]
+    if missing:
+        raise ModelError(
+            f"the files in '{directory}' do not have {_several(missing)} of the {config.architecture} model that "
+            f"config.json describes",
+            hint=_OTHER_CONFIG,
+        )
+    known = {*needed, "lm_head.weight"} if config.tied else needed.keys()
+    # Not to be ignored: a bias that the configuration does not mention would change every result.
+    other = [name for name in stored if name not in known and not _HARMLESS.search(name)]
+    if other:
+        raise ModelError(
+            f"'{stored[other[0]].path}' has {_several(other)}, not part of the {config.architecture} model that "
+            f"config.json describes",
+            hint=_OTHER_CONFIG,
+        )
+
+
+def _check(name: str, tensor: _Stored, shape: tuple[int, ...]) -> None:
+    if tensor.array.shape != shape:
+        raise ModelError(
+            f"tensor '{name}' in '{tensor.path}' has shape {tensor.array.shape}, config.json makes it {shape}",
+            hint=_OTHER_CONFIG,
+        )
+    if tensor.array.dtype not in _FLOATS:
+        raise ModelError(
+            f"tensor '{name}' in '{tensor.path}' is {tensor.array.dtype.name}, which is not supported for weights",
+            hint=f"take the checkpoint of the same model in {', '.join(dtype.name for dtype in _FLOATS)}",
+        )
+
+
+def _several(names: list[str]) -> str:
+    return f"tensor '{names[0]}'" + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")

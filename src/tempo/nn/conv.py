@@ -1,0 +1,94 @@
+"""Convolutions over the axes of a value, channels first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tempo as tp
+from tempo.nn import init
+from tempo.nn.mistakes import wrong
+from tempo.nn.module import Module, Parameter
+
+
+class _Convolution(Module):
+    weight: Any
+    bias: Any
+
+    def __init__(
+        self,
+        convolve: Callable[..., tp.RecurrentTensor],
+        inputs: int,
+        outputs: int,
+        window: tuple[int, ...],
+        bias: bool,
+        groups: int,
+        **options: Any,
+    ) -> None:
+        initial = init.uniform(1 / math.sqrt(inputs // groups * math.prod(window)))
+        self.convolve = convolve
+        self.inputs = inputs
+        self.options = {"groups": groups, **options}
+        self.weight = Parameter((outputs, inputs // groups, *window), initial)
+        self.bias = Parameter((outputs,), initial) if bias else None
+
+    def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        axes = len(self.weight.shape) - 2
+        if x.ndim <= axes or x.shape[-1 - axes] != self.inputs:
+            raise wrong(self, f"{x} does not have {self.inputs} channels, followed by {axes} axes of places")
+        # All leading axes are one batch axis.
+        y = self.convolve(x.reshape(-1, *x.shape[-1 - axes :]), self.weight, **self.options)
+        if self.bias is not None:
+            y = y + self.bias.reshape(-1, *[1] * axes)
+        return y.reshape(*x.shape[: -1 - axes], *y.shape[1:])
+
+
+class Conv1d(_Convolution):
+    """Windows moved along one axis: from shape (..., inputs, length) to (..., outputs, places).
+
+    ``stride``, ``padding`` ("same", "valid", or numbers), ``dilation`` and ``groups`` are those of ``tp.conv1d``.
+
+    Parameters: weight (outputs, inputs / groups, window), and bias (outputs,) unless ``bias=False``; at first uniform
+    within ``1 / sqrt(inputs / groups * window)``.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        window: int,
+        stride: int = 1,
+        padding: Any = 0,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(tp.conv1d, inputs, outputs, (window,), bias, groups, **options)
+
+
+class Conv2d(_Convolution):
+    """Windows moved along two axes: from shape (..., inputs, height, width) to (..., outputs, rows, columns).
+
+    ``window``, ``stride`` and ``dilation`` are one number, or one per axis; ``padding`` is "same", "valid", a number,
+    or one number or (before, after) per axis.
+
+    Parameters: weight (outputs, inputs / groups, *window), and bias (outputs,) unless ``bias=False``; at first uniform
+    within ``1 / sqrt(inputs / groups * the window's area)``.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        window: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        sizes = (window, window) if isinstance(window, int) else tuple(window)
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(tp.conv2d, inputs, outputs, sizes, bias, groups, **options)

@@ -1,0 +1,20 @@
+"""What layers say when they are made or called with what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tempo as tp
+
+
+def wrong(layer: object, problem: str, hint: str = "") -> tp.errors.ShapeError:
+    return tp.errors.ShapeError(
+        f"{type(layer).__name__}: {problem}", places=[("here", tp.errors.user_line())], hint=hint
+    )
+
+
+def expect(layer: object, x: Any, *sizes: int) -> None:
+    """Raise an error unless the last axes of x have these sizes."""
+    if tuple(x.shape[-len(sizes) :]) != sizes:
+        found = "(" + ", ".join(map(str, x.shape)) + ("," if x.ndim == 1 else "") + ")"
+        raise wrong(layer, f"{x} has shape {found}, expected (..., {', '.join(map(str, sizes))})")

@@ -1,0 +1,93 @@
+"""The benchmark of decoding runs, checks its results and prints records. How fast anything is, no test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "decode.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
+        timeout=280,
+    )
+
+
+@pytest.mark.slow
+def test_all_systems_agree_and_are_put_into_one_table(tmp_path: Path) -> None:
+    found = run("--quick", "--device", "cpu", "--only", "llama/2/64/window")
+    assert found.returncode == 0, found.stderr
+    records = [json.loads(line) for line in found.stdout.splitlines()]
+    systems = ["tempo", "jax step", "jax loop", "torch compile", "torch eager"]
+    assert [(r["bench"], r["case"], r["system"]) for r in records] == [
+        ("decode", "llama/2/64/window", system) for system in systems
+    ]
+    for r in records:
+        assert r.keys() >= {"ms", "floor_ms", "over_floor", "first_cold_s", "first_warm_s", "first_s", "bytes_needed"}
+        assert r["lag"] < 0.3
+        assert r["timed"] == "whole"
+    ours = records[0]
+    assert ours["ratio"] > 0
+    assert "ratio" not in records[1]
+    assert ours["memory"][0][1] == ours["bytes_xla"]
+
+    (tmp_path / "records.jsonl").write_text(found.stdout)
+    again = run("--table", str(tmp_path / "records.jsonl"), "--plot", str(tmp_path / "memory.png"))
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.splitlines() == found.stderr.splitlines()[-2 - len(systems) :]
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_steps_of_every_piece_of_the_context_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import _decode_cells
+    import _decode_tempo
+    import jax
+
+    # So that even a tiny model's loop is worth cutting.
+    monkeypatch.setattr("tempo.schedule.buckets.COMPILE_SECONDS", 1e-9)
+    cell = _decode_cells.Cell("gpt2", 2, 192, windowed=False, quick=True)
+    system = _decode_tempo.TempoSystem(cell, jax.devices("cpu")[0])
+    system.build()
+    pieces = system.pieces
+    assert [(piece.first, piece.steps) for piece in pieces] == [(15, 49), (64, 64), (128, 63)]
+    assert all(system.steps(piece.first, 3) > 0 for piece in pieces)
+    firsts, sizes = zip(*system.memory(), strict=True)
+    assert firsts == (15, 64, 128)
+    assert sizes[1] < sizes[2], sizes  # the first one has the prompt's block in it
+
+
+def test_what_a_step_reads_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import _decode_cells
+
+    cells: dict[str, Any] = {cell.name: cell for cell in _decode_cells.grid(quick=False)}
+    assert len(cells) == 43
+    assert "llama/64/64k/causal" not in cells
+    causal, window = cells["llama/4/4k/causal"], cells["llama/4/4k/window"]
+    # 3.2 billion numbers of two bytes; per position, the keys and values of 28 layers, 8 heads, 128 numbers.
+    assert causal.weight_bytes == 6_425_499_648
+    assert causal.bytes_needed == 6_425_499_648 + 4 * 4096 * 2 * 28 * 8 * 128 * 2
+    assert window.bytes_needed == 6_425_499_648 + 4 * 1024 * 2 * 28 * 8 * 128 * 2
+    # At 16, ..., 4095 there are 17, ..., 4096 positions to be read: 2056.5 in the mean.
+    assert causal.floor_ms(1e9) == pytest.approx(6425.499648 + 4 * 2056.5 * 0.114688)
+
+
+def test_an_unknown_cell_is_refused() -> None:
+    found = run("--quick", "--only", "llama/3")
+    assert found.returncode == 2
+    assert (
+        "there is no cell 'llama/3'; cells are: llama/2/64/causal, llama/2/64/window, gpt2/2/64/causal" in found.stderr
+    )

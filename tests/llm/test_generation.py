@@ -1,0 +1,173 @@
+"""Generated tokens against those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tempo as tp
+from tempo import llm
+from tempo.llm.generation import rounded
+from tests.llm.checkpoints import CONTEXT, KINDS, VOCABULARY
+
+Checkpoint = Callable[..., tuple[Path, Any]]
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(8, VOCABULARY, length).tolist() for length in (5, 11, 1)]
+
+
+def greedy(reference: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers generates, without the token that ends it."""
+    with torch.no_grad():
+        found = reference.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    ends = reference.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    tokens = found[0, len(prompt) :].tolist()
+    return tokens[:-1] if tokens[-1] in ends else tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint, kind: str) -> None:
+    directory, reference = checkpoint(kind)
+    model = llm.load(directory)
+    found = llm.generate(model, PROMPTS, max_new_tokens=40, temperature=0)
+    assert [list(text.tokens) for text in found] == [greedy(reference, prompt, 40) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_are_those_of_transformers(checkpoint: Checkpoint, kind: str) -> None:
+    directory, reference = checkpoint(kind)
+    model = llm.load(directory)
+    texts = [RNG.integers(8, VOCABULARY, length).tolist() for length in (30, 7)]
+    for text, score in zip(texts, llm.score(model, texts), strict=True):
+        with torch.no_grad():
+            logits = torch.log_softmax(reference(torch.tensor([text])).logits[0], -1)
+        expected = logits[:-1].gather(1, torch.tensor(text)[1:, None])[:, 0].numpy()
+        np.testing.assert_allclose(score.logprobs, expected, atol=1e-4)
+        assert score.perplexity == pytest.approx(np.exp(-expected.mean()), rel=1e-4)
+
+
+def test_bfloat16(checkpoint: Checkpoint) -> None:
+    directory, reference = checkpoint("llama", "bfloat16")
+    model = llm.load(directory)
+    assert {array.dtype.name for array in model.parameters.values()} == {"bfloat16"}
+    (score,) = llm.score(model, [PROMPTS[1]])
+    with torch.no_grad():
+        logits = torch.log_softmax(reference(torch.tensor([PROMPTS[1]])).logits[0].float(), -1)
+    expected = logits[:-1].gather(1, torch.tensor(PROMPTS[1])[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(score.logprobs, expected, atol=0.1)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Checkpoint) -> llm.LanguageModel:
+    return llm.load(checkpoint("llama")[0])
+
+
+def test_the_prompt_is_one_block(model: llm.LanguageModel) -> None:
+    llm.generate(model, [PROMPTS[0]], max_new_tokens=4, temperature=0)
+    run = next(iter(model._runs.values()))
+    heads = [line for line in run.explain().splitlines() if line.startswith(("for t", "at t"))]
+    assert heads[0] == "for t in 0 .. 14, all at once:"
+    assert len(heads) == 3
+
+
+def test_a_long_prompt_is_cut_where_memory_is_short(checkpoint: Checkpoint) -> None:
+    prompt = RNG.integers(8, VOCABULARY, 200).tolist()
+    directory, _ = checkpoint("llama")
+    free, short = llm.load(directory), llm.load(directory, memory="800KB")
+    assert llm.generate(free, prompt, 4, temperature=0) == llm.generate(short, prompt, 4, temperature=0)
+    (run,) = short._runs.values()
+    assert 1 < run.plan.blocks["t"] < 200
+
+
+def test_what_is_streamed_is_what_is_generated(model: llm.LanguageModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.8, "seed": 3, "logprobs": True}
+    texts = llm.generate(model, PROMPTS, **options)
+    pieces = list(llm.stream(model, PROMPTS, **options))
+    for n, text in enumerate(texts):
+        own = [piece for piece in pieces if piece.sequence == n]
+        assert [piece.token for piece in own if piece.token is not None] == list(text.tokens)
+        assert "".join(piece.text for piece in own) == text.text
+        assert [piece.logprob for piece in own if piece.token is not None] == pytest.approx(text.logprobs, abs=1e-5)
+
+
+def test_log_probabilities_are_those_of_the_score(model: llm.LanguageModel) -> None:
+    (text,) = llm.generate(model, [PROMPTS[0]], max_new_tokens=9, temperature=0, logprobs=True)
+    (score,) = llm.score(model, [[*PROMPTS[0], *text.tokens]])
+    assert text.logprobs == pytest.approx(score.logprobs[len(PROMPTS[0]) - 1 :], abs=1e-4)
+
+
+def test_a_sequence_ends_before_the_others(model: llm.LanguageModel) -> None:
+    long, short = llm.generate(model, PROMPTS[:2], max_new_tokens=10, temperature=0)
+    ending = llm.LanguageModel(model.config, model.parameters)
+    ending.ends = (short.tokens[2],)
+    first, second = llm.generate(ending, PROMPTS[:2], max_new_tokens=10, temperature=0)
+    assert second.tokens == short.tokens[:2]
+    assert second.ended
+    assert not first.ended or short.tokens[2] in long.tokens
+    (alone,) = llm.generate(ending, PROMPTS[1:2], max_new_tokens=10, temperature=0)
+    assert alone == second
+
+
+def test_a_text_ends_before_a_text(model: llm.LanguageModel) -> None:
+    (whole,) = llm.generate(model, [PROMPTS[0]], max_new_tokens=12, temperature=0)
+    stop = whole.text[3:6]
+    (cut,) = llm.generate(model, [PROMPTS[0]], max_new_tokens=12, temperature=0, stop=["never", stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.ended
+    pieces = llm.stream(model, [PROMPTS[0]], max_new_tokens=12, temperature=0, stop=stop)
+    assert "".join(piece.text for piece in pieces) == cut.text
+
+
+def test_prompts_are_texts_or_tokens(model: llm.LanguageModel) -> None:
+    assert model.tokenizer is not None
+    tokens = model.tokenizer.encode("the tale of")
+    (a,) = llm.generate(model, "the tale of", max_new_tokens=3, temperature=0)
+    (b,) = llm.generate(model, tokens, max_new_tokens=3, temperature=0)
+    assert a == b
+    assert llm.generate(model, []) == []
+    assert list(llm.stream(model, [])) == []
+
+
+def test_the_same_seed_gives_the_same_text(model: llm.LanguageModel) -> None:
+    first, again, other = (llm.generate(model, PROMPTS, max_new_tokens=8, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_one_program_serves_many_lengths(model: llm.LanguageModel) -> None:
+    llm.generate(model, [PROMPTS[0]], max_new_tokens=9, temperature=0.5)
+    before = len(model._runs)
+    llm.generate(model, [PROMPTS[1]], max_new_tokens=14, temperature=0.7)
+    assert len(model._runs) == before
+
+
+def test_lengths_are_rounded() -> None:
+    assert [rounded(n) for n in (1, 16, 17, 100, 129, 1000, 4097)] == [16, 16, 32, 112, 160, 1024, 5120]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[VOCABULARY]], {}, f"token {VOCABULARY} of a prompt is not one of the model's {VOCABULARY} tokens"),
+        ([[2]], {"max_new_tokens": 0}, "max_new_tokens = 0: at least one token is generated"),
+        ([[2]], {"temperature": -1}, "temperature = -1: a temperature is 0 or greater"),
+        ([[2]], {"top_k": 0}, "top_k = 0: at least one token must stay"),
+        ([[2]], {"top_p": 0.0}, "top_p = 0.0: a share of the probability is in (0, 1]"),
+        ([[2]], {"min_p": 2.0}, "min_p = 2.0: a share of a probability is in [0, 1]"),
+        ([[2]], {"repetition_penalty": 0.0}, "repetition_penalty = 0.0: a penalty is greater than 0; 1 is none"),
+    ],
+)
+def test_mistakes(model: llm.LanguageModel, prompts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.errors.ModelError) as caught:
+        llm.generate(model, prompts, **options)
+    assert str(caught.value).splitlines()[0] == message
+
+
+def test_learned_positions_come_to_an_end(checkpoint: Checkpoint) -> None:
+    model = llm.load(checkpoint("gpt2")[0])
+    with pytest.raises(tp.errors.ModelError, match=f"are more than the {CONTEXT} positions that the model has"):
+        llm.generate(model, [[2]], max_new_tokens=CONTEXT)

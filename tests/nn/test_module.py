@@ -1,0 +1,148 @@
+"""Modules: what they are, what their parameters are called, and how programs share them."""
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo import nn
+
+
+class Block(nn.Module):
+    def __init__(self, size):
+        self.norm = nn.LayerNorm(size)
+        self.out = nn.Linear(size, size, bias=False)
+
+    def __call__(self, x):
+        return x + self.out(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self, size=3):
+        self.size = size
+        self.layers = [Block(size), Block(size)]
+        self.heads = {"policy": nn.Linear(size, 2), "value": nn.Linear(size, 1)}
+        self.offsets = (nn.Parameter((size,), nn.init.zeros),)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.heads["policy"](x + self.offsets[0])
+
+
+NAMES = [
+    "layers.0.norm.weight",
+    "layers.0.norm.bias",
+    "layers.0.out.weight",
+    "layers.1.norm.weight",
+    "layers.1.norm.bias",
+    "layers.1.out.weight",
+    "heads.policy.weight",
+    "heads.policy.bias",
+    "heads.value.weight",
+    "heads.value.bias",
+    "offsets.0",
+]
+
+
+def test_names_are_those_of_the_attributes():
+    model = Net()
+    assert list(model.parameters()) == NAMES
+    assert model.parameters()["heads.policy.weight"].shape == (2, 3)
+    with tp.Program("names") as prog:
+        net = model.declare(prog)
+    assert list(net.parameters()) == list(prog.params) == NAMES
+    assert all(net.parameters()[name] is tensor for name, tensor in prog.params.items())
+    assert list(net.layers[1].parameters()) == ["norm.weight", "norm.bias", "out.weight"]
+    assert net.size == 3
+
+
+def test_a_prefix_tells_two_models_apart():
+    with tp.Program("prefix") as prog:
+        actor = nn.Linear(2, 1).declare(prog, prefix="actor")
+        nn.Linear(2, 1).declare(prog, prefix="critic")
+    assert list(prog.params) == ["actor.weight", "actor.bias", "critic.weight", "critic.bias"]
+    assert list(actor.parameters()) == ["weight", "bias"]
+
+
+def test_one_model_in_several_programs():
+    model = nn.Linear(2, 1)
+    with tp.Program("training") as train:
+        i, I = train.dim("i")
+        x = train.input("x", 2)
+        with train.training(over=i):
+            net = model.declare(train)
+        loss = tp.sum(tp.square(net(x) - 1.0))
+        gradients = tp.grad(loss, net.parameters())
+        for name, parameter in net.parameters().items():
+            parameter.next = parameter - 0.1 * gradients[name]
+            train.output(name, parameter.final)
+        train.output("loss", loss)
+    with tp.Program("use") as use:
+        x = use.input("x", 2)
+        use.output("y", model.declare(use, init=False)(x))
+
+    trained = train.compile({I: 40})(x=[1.0, 2.0])
+    assert trained.loss[39] < 1e-3 < trained.loss[0]
+    y = use.compile()(x=[1.0, 2.0], **{name: trained[name] for name in model.parameters()}).y
+    np.testing.assert_allclose(y, [1.0], atol=0.03)
+
+
+def test_what_occurs_twice_is_shared():
+    class Tied(nn.Module):
+        def __init__(self):
+            self.embed = nn.Embedding(4, 3)
+            self.again = self.embed
+            self.head = nn.Linear(3, 4, bias=False)
+            self.head.weight = self.embed.weight
+
+        def __call__(self, token):
+            return self.head(self.again(token))
+
+    with tp.Program("tied") as prog:
+        token = prog.input("token", dtype="int32")
+        net = Tied().declare(prog, init=False)
+        prog.output("y", net(token))
+    assert list(prog.params) == list(net.parameters()) == list(Tied().parameters()) == ["embed.weight"]
+    table = np.arange(12.0).reshape(4, 3)
+    np.testing.assert_allclose(prog.evaluate(token=2, **{"embed.weight": table}).y, table @ table[2])
+
+
+def test_initialisers_and_dtypes_can_be_changed():
+    model = nn.Linear(2, 2)
+    model.weight.init = nn.init.constant(3.0)
+    model.bias.dtype = tp.float64
+    with tp.Program("changed") as prog:
+        net = model.declare(prog, dtype=tp.float16)
+        prog.output("weight", net.weight)
+        prog.output("bias", net.bias)
+    result = prog.evaluate()
+    assert (result.weight.dtype, result.bias.dtype) == (np.float16, np.float64)
+    np.testing.assert_array_equal(result.weight, np.full((2, 2), 3))
+
+
+def test_other_tensors_are_no_parameters():
+    class Shifted(nn.Module):
+        def __init__(self, by):
+            self.by = by
+            self.weight = nn.Parameter((), nn.init.ones)
+
+    with tp.Program("other") as prog:
+        net = Shifted(prog.input("by")).declare(prog)
+    assert list(net.parameters()) == ["weight"]
+
+
+def test_modules_must_be_declared():
+    model = nn.Linear(2, 1)
+    with tp.Program("undeclared") as prog, pytest.raises(tp.errors.ProgramError) as caught:
+        model(prog.input("x", 2))
+    assert str(caught.value) == (
+        "a parameter of shape (1, 2) has no value: its module was not declared in a program\n"
+        "  hint: net = model.declare(prog), then call net in place of model"
+    )
+
+
+def test_names_must_be_free():
+    with tp.Program("twice") as prog:
+        nn.Linear(2, 1).declare(prog)
+        with pytest.raises(tp.errors.ProgramError, match="already has a tensor named 'weight'"):
+            nn.Linear(2, 1).declare(prog)
