@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,23 @@ def all_before() -> Written:
     return prog, {T: STEPS}, {"x": numbers(STEPS, 2)}
 
 
+def last_loss() -> Written:
+    """Some iterations of learning from the last step only."""
+    with tp.Program("last") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(4,), domain=t)
+        W = prog.state("W", np.eye(4, dtype=np.float32), over=i)
+        h = prog.recurrent("h", shape=(4,), domain=(i, t))
+        h[i, -1] = 0.0
+        h[i, t] = tp.tanh(W @ h[i, t - 1] + x)
+        loss = tp.sum(tp.square(h[i, T - 1]))
+        W.next = W - 0.01 * tp.grad(loss, W)
+        prog.output("loss", loss)
+        prog.output("last", h[I - 1, T - 1])
+    return prog, {I: 3, T: STEPS}, {"x": numbers(STEPS, 4)}
+
+
 def counts() -> Written:
     """Whole numbers, in which nothing is rounded."""
     with tp.Program("counts") as prog:
@@ -211,6 +229,42 @@ def test_no_slice_is_more_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(HostStores, "send", watched)
     run(**inputs)
     assert sent == [("x", 3)] * 3 + [("x", 1)]
+
+
+def test_a_read_of_one_step_sends_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last state, which a loss is made of and which is handed out, not all states are sent."""
+    from tempo.backends.jax.host_stores import HostStores
+
+    prog, bounds, inputs = last_loss()
+    run = Executable(prog.graph, bounds, plan=Plan({"t": 4}, host=("h",)))
+    sent: list[int] = []
+    send = HostStores.send
+
+    def watched(self: HostStores, wanted: Any) -> Any:
+        array = send(self, wanted)
+        sent.append(array.shape[0])
+        return array
+
+    monkeypatch.setattr(HostStores, "send", watched)
+    found, expected = run(**inputs), prog.evaluate(bounds, **inputs)
+    for name in expected.outputs:
+        compare(name, found[name], expected[name], 1e-5)
+    assert sent.count(1) >= 3 + 1  # one for every iteration's loss, one for the output
+    assert max(sent) <= 5
+
+
+def test_blocks_of_the_iterations_as_well() -> None:
+    """What the device has of a store is a block of the inner dim, at one iteration."""
+    prog, bounds, inputs = last_loss()
+    expected = prog.evaluate(bounds, **inputs)
+    for blocks in ({"i": 1, "t": 3}, {"i": 2, "t": 1}):
+        run = Executable(prog.graph, bounds, plan=Plan(blocks, host=("*",)))
+        assert "h" in on_the_host(run)
+        h = next(node for node in run.storage.local if node.name == "h")
+        assert run.storage.homes[h][0].name == "t"
+        assert math.prod(run.storage.local[h].shape) <= 6 * 4
+        for name, array in expected.outputs.items():
+            compare(name, run(**inputs)[name], array, 1e-5)
 
 
 def test_inputs_are_not_changed_through_outputs() -> None:

@@ -179,9 +179,10 @@ class Planner:
         return found.parts * PART_SECONDS + found.moved / HOST_SPEED
 
     def single_steps(self) -> list[dict[str, int]]:
-        """Blocks of one step: of the dims that have loops anyway; of all dims."""
+        """Blocks of one step: of the innermost dims that have loops anyway, of more and more of these, of all dims."""
         free = [name for name in self.dims() if name not in self.wanted.blocks]
-        return [{name: 1 for name in free if self.depth(name)}, dict.fromkeys(free, 1)]
+        looped = sorted((name for name in free if self.depth(name)), key=self.depth)
+        return [*(dict.fromkeys(looped[:count], 1) for count in range(1, len(looped) + 1)), dict.fromkeys(free, 1)]
 
     def depth(self, name: str) -> int:
         """The order in which dims get larger blocks: from the inside out, and last those without loops."""

@@ -126,6 +126,8 @@ class Storage:
     peak: int = 0
     local: Mapping[Node, Store] = field(default_factory=dict)
     """What the device has of stores in host memory while the loops that write them run."""
+    homes: Mapping[Node, tuple[Dim, int]] = field(default_factory=dict)
+    """These loops, as in the places of a schedule."""
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]

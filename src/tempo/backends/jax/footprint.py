@@ -15,6 +15,7 @@ import numpy as np
 
 from tempo.backends.jax.lowering import State
 from tempo.backends.jax.worker import Parts, keyed, shapes, sliced
+from tempo.schedule.offload import Span
 from tempo.schedule.script import Chunks, Each, Item, Part
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class Footprint:
         analysis = part.programs[key[1]].memory_analysis()
         new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
         # The slices of the next block are sent while this one is computed.
-        following = {node: array for node, array in slices.items() if part.slices[node] and item.outer}
-        there = [*self.state.values(), *changed.values(), *slices.values(), *following.values()]
+        following = (slices[n] for n, cut in part.slices.items() if any(isinstance(s, Span) for s in cut.values()))
+        there = [*self.state.values(), *changed.values(), *slices.values(), *following]
         self.most = max(self.most, held(there) + self.fetched + new)
         self.fetched = held(values.values())
         self.state.update(self.parts.by_key(written))

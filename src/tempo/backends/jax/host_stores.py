@@ -69,6 +69,9 @@ class HostStores:
         """The slice of a store that is read when loops are at some steps."""
         ranges = []
         for d, span in cut.items():
+            if isinstance(span, Steps):
+                ranges.append((d, span.start, span.size))
+                continue
             here = at[d.origin]
             step = here.start if isinstance(here, BlockSteps) else here
             first = self.schedule.own_step(node, d, step) - span.before

@@ -29,7 +29,7 @@ from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
-from tempo.schedule.offload import Hosted, Slices, home_of, host_reads, is_within, slices
+from tempo.schedule.offload import Hosted, Slices, host_reads, is_within, slices
 from tempo.schedule.script import Call, Chunks, Each, Item, Part, Script
 from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window, single_step
 from tempo.symbolic import Bound, Dim
@@ -79,12 +79,9 @@ class Parts:
         self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
-        for node in self.local:
+        for node, home in lowering.storage.homes.items():
             # Others are given what is in host memory.
-            home = home_of(node, lowering.schedule)
-            assert home is not None
-            inside = {r for r in self.readers.get(node, ()) if is_within(r, home, lowering.schedule)}
-            self.readers[node] = inside
+            self.readers[node] = {r for r in self.readers.get(node, ()) if is_within(r, home, lowering.schedule)}
         self.script = script
         self.homes: dict[Node, set[Item]] = {}
         for item in script.leaves():
