@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import tempo as tp
-from tempo import llm, nn
+from tempo import llm, nn, optim
 
 TEXT = Path(__file__).with_suffix(".txt")  # a page that was written for this example
 
@@ -63,23 +63,12 @@ def build(decoder, length, rate=3e-3):
         losses = nn.cross_entropy(logits, tp.take(text, (first + t + 1) % length))
         loss = tp.mean(losses[i, 0:B, 0:T])
 
-        adam(prog, i, net.parameters(), tp.grad(loss, net.parameters()), rate)
+        optim.Adam(rate, betas=(0.9, 0.99)).update(net.parameters(), tp.grad(loss, net.parameters()))
         prog.emit("loss", loss)
         prog.output("losses", loss)
         for name, parameter in net.parameters().items():
             prog.output(name, parameter.final)
     return prog, I, B, T
-
-
-def adam(prog, i, parameters, gradients, rate, beta1=0.9, beta2=0.99, epsilon=1e-8):
-    """Adam (Kingma and Ba, 2015): a step by the mean of the gradients over the root of that of their squares."""
-    steps = i.value.astype("float32") + 1
-    for name, parameter in parameters.items():
-        m, v = (prog.state(f"{name}.{moment}", tp.zeros(parameter.shape), over=i) for moment in "mv")
-        m.next = beta1 * m + (1 - beta1) * gradients[name]
-        v.next = beta2 * v + (1 - beta2) * tp.square(gradients[name])
-        mean, square = m.next / (1 - beta1**steps), v.next / (1 - beta2**steps)
-        parameter.next = parameter - rate * mean / (tp.sqrt(square) + epsilon)
 
 
 def train(run, text, path, save=None, show=50):

@@ -32,7 +32,7 @@ from tempo.schedule.plan import Plan
 from tempo.tensor import RecurrentTensor
 
 # isort: split
-from tempo import nn  # last: it is written in all of the above
+from tempo import nn, optim  # last: they are written in all of the above
 
 __version__ = "0.1.0"
 
@@ -60,6 +60,7 @@ __all__ = [
     "int32",
     "int64",
     "nn",
+    "optim",
     "random",
     "spec",
     "uint8",

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import tempo as tp
 from tempo import llm
 
 EXAMPLE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "character_model.py")))
@@ -40,22 +39,3 @@ def test_all_steps_of_the_texts_are_computed_at_once() -> None:
     prog, I, B, T = EXAMPLE.build(llm.Decoder(EXAMPLE.config(5, layers=1, width=4, heads=2)), length=9)
     tree = prog.compile({I: 3, B: 2, T: 4}).explain().split("-- loop tree --")[1].split("-- stores --")[0]
     assert re.findall(r"for (\w+) in", tree) == ["i"]
-
-
-def test_adam() -> None:
-    rate, beta1, beta2, epsilon = 0.1, 0.8, 0.9, 1e-8
-    with tp.Program("quadratic") as prog:
-        i, I = prog.dim("i")
-        w = prog.state("w", np.array([1.0, -2.0]), over=i)
-        loss = tp.sum(tp.square(w) * np.array([1.0, 10.0]))
-        EXAMPLE.adam(prog, i, {"w": w}, {"w": tp.grad(loss, w)}, rate, beta1, beta2, epsilon)
-        prog.output("w", w)
-
-    expected = [np.array([1.0, -2.0])]
-    m = v = np.zeros(2)
-    for k in range(1, 6):
-        g = 2 * expected[-1] * np.array([1.0, 10.0])
-        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
-        step = m / (1 - beta1**k) / (np.sqrt(v / (1 - beta2**k)) + epsilon)
-        expected.append(expected[-1] - rate * step)
-    np.testing.assert_allclose(prog.evaluate({I: 5}).w, expected, rtol=1e-5)

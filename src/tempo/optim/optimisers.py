@@ -1,0 +1,235 @@
+"""What parameters become at the next step.
+
+An optimiser's own values are states over the dims that the parameters go over. Those of small parameters are one vector
+together, so that a model with hundreds of biases does not take hundreds of kernels for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tempo as tp
+from tempo.nn.precision import wide
+from tempo.optim.schedules import Schedule
+
+Tensor = tp.RecurrentTensor
+
+# Parameters with at most so many elements share a vector.
+SMALL = 2**16
+
+
+class Optimiser(ABC):
+    """The base of optimisers: ``step`` says how far to go, from a gradient.
+
+    ``rate`` is the learning rate: a number, a tensor, or a function of how many steps have been made, a tensor as well
+    (``optim.linear`` and others make such functions). ``weight_decay`` adds that much of a parameter to its gradient.
+    """
+
+    def __init__(self, rate: float | Tensor | Schedule, weight_decay: float = 0.0) -> None:
+        self.rate = rate
+        self.weight_decay = weight_decay
+
+    def update(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Say what parameters, which are states, become: sets ``.next`` of each."""
+        _check(parameters, gradients)
+        for group in _groups(parameters):
+            with_decay = [self._decayed(parameters[name], gradients[name]) for name in group.names]
+            count = _count(group.over)
+            rate = self.rate(count) if callable(self.rate) else self.rate
+            change = self.step(group.joined(with_decay), _Moments(group, type(self).__name__.lower()), count)
+            for name, part in zip(group.names, group.parts(rate * change), strict=True):
+                self.apply(parameters[name], part, rate)
+
+    @abstractmethod
+    def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
+        """How far to go, at a learning rate of 1, after ``count`` steps."""
+
+    def apply(self, parameter: Any, change: Tensor, rate: Any) -> None:
+        """Give a parameter its next value."""
+        parameter.next = (wide(parameter) - change).astype(parameter.dtype)
+
+    def _decayed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        gradient = wide(gradient)
+        return gradient + self.weight_decay * wide(parameter) if self.weight_decay else gradient
+
+
+class SGD(Optimiser):
+    """Along the gradient, or along an average of it and those before: with ``momentum``, looking ahead if
+    ``nesterov``."""
+
+    def __init__(
+        self,
+        rate: float | Tensor | Schedule,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(rate, weight_decay)
+        self.momentum = momentum
+        self.nesterov = nesterov
+
+    def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
+        if not self.momentum:
+            return gradient
+        velocity = moments("velocity", lambda before: self.momentum * before + gradient)
+        return gradient + self.momentum * velocity if self.nesterov else velocity
+
+
+class RMSProp(Optimiser):
+    """The gradient relative to the root of its mean square of late."""
+
+    def __init__(
+        self,
+        rate: float | Tensor | Schedule,
+        decay: float = 0.99,
+        epsilon: float = 1e-8,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(rate, weight_decay)
+        self.decay = decay
+        self.epsilon = epsilon
+        self.momentum = momentum
+
+    def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
+        square = moments("square", lambda before: self.decay * before + (1 - self.decay) * tp.square(gradient))
+        scaled = gradient / (tp.sqrt(square) + self.epsilon)
+        return moments("velocity", lambda before: self.momentum * before + scaled) if self.momentum else scaled
+
+
+class Adam(Optimiser):
+    """The mean gradient of late relative to the root of its mean square."""
+
+    def __init__(
+        self,
+        rate: float | Tensor | Schedule = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(rate, weight_decay)
+        self.betas = betas
+        self.epsilon = epsilon
+
+    def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
+        first, second = self.betas
+        mean = moments("mean", lambda before: first * before + (1 - first) * gradient)
+        square = moments("square", lambda before: second * before + (1 - second) * tp.square(gradient))
+        made = (count + 1).astype(gradient.dtype)
+
+        def unbiased(average: Tensor, beta: float) -> Tensor:
+            """Averages begin at zero, which must not hold them back: divided by ``1 - beta ** made``."""
+            return average / -tp.expm1(math.log(beta) * made) if beta else average
+
+        return unbiased(mean, first) / (tp.sqrt(unbiased(square, second)) + self.epsilon)
+
+
+class AdamW(Adam):
+    """Adam whose weight decay shortens parameters, whatever their gradients."""
+
+    def __init__(
+        self,
+        rate: float | Tensor | Schedule = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(rate, betas, epsilon)
+        self.shortening = weight_decay
+
+    def apply(self, parameter: Any, change: Tensor, rate: Any) -> None:
+        parameter.next = (wide(parameter) * (1 - rate * self.shortening) - change).astype(parameter.dtype)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters that are updated as one vector, or a single one as it is."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    over: tuple[tp.Dim, ...]
+    domain: tuple[tp.Dim, ...]
+    dtype: Any
+    """That of the optimiser's own values: at least single precision."""
+    program: tp.Program
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0] if len(self.names) == 1 else (sum(map(math.prod, self.shapes)),)
+
+    def joined(self, values: Sequence[Tensor]) -> Tensor:
+        if len(values) == 1:
+            return values[0]
+        flat = [value.reshape(math.prod(shape)) for value, shape in zip(values, self.shapes, strict=True)]
+        return tp.concatenate(flat)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        if len(self.names) == 1:
+            return [whole]
+        found, start = [], 0
+        for shape in self.shapes:
+            found.append(whole.space[start : start + math.prod(shape)].reshape(shape))
+            start += math.prod(shape)
+        return found
+
+
+class _Moments:
+    """The values that an optimiser keeps of a group: ``moments(name, next)`` is what ``next`` makes of the one before,
+    zero at first."""
+
+    def __init__(self, group: _Group, prefix: str) -> None:
+        self.group = group
+        self.prefix = prefix
+
+    def __call__(self, name: str, after: Callable[[Tensor], Tensor]) -> Tensor:
+        group = self.group
+        kept = group.program.state(
+            f"{self.prefix}.{name}.{group.names[0]}",
+            tp.zeros(group.shape, dtype=group.dtype),
+            over=group.over,
+            domain=group.domain,
+        )
+        kept.next = after(kept)
+        return kept.next
+
+
+def _groups(parameters: Mapping[str, Any]) -> list[_Group]:
+    """Small parameters together, if they go over the same dims; others alone."""
+    together: dict[Any, list[str]] = {}
+    for name, parameter in parameters.items():
+        domain = tuple(d for d in parameter.domain if d not in parameter.over)
+        key = (parameter.over, domain, tp.float64 if parameter.dtype == tp.float64 else tp.float32)
+        together.setdefault(key if math.prod(parameter.shape) <= SMALL else (*key, name), []).append(name)
+    groups = []
+    for (over, domain, dtype, *_), names in together.items():
+        shapes = tuple(parameters[name].shape for name in names)
+        groups.append(_Group(tuple(names), shapes, over, domain, dtype, parameters[names[0]].program))
+    return groups
+
+
+def _count(over: Sequence[tp.Dim]) -> Tensor:
+    """How many steps have been made: points are in lexicographic order."""
+    count: Tensor = over[0].value
+    for dim in over[1:]:
+        count = count * tp.index_value(dim.bound) + dim.value
+    return count
+
+
+def _check(parameters: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, tp.State):
+            raise tp.errors.ProgramError(
+                f"{name} is no state: it has no next value",
+                places=[("here", tp.errors.user_line())],
+                hint="declare parameters within prog.training(over=...)",
+            )
+        if name not in gradients:
+            raise tp.errors.ProgramError(
+                f"there is no gradient for {name}",
+                places=[("here", tp.errors.user_line())],
+                hint="gradients = tp.grad(loss, parameters), with the same names",
+            )
