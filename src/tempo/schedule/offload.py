@@ -149,7 +149,7 @@ def slices(
             continue
         if d.origin not in loops:
             continue
-        distances = [steps for r in readers if (steps := steps_back(r, d.origin, schedule)) is not None]
+        distances = [back for r in readers if (back := steps_back(r, d.origin, schedule)) is not None]
         lows = [low for low, _ in distances]
         highs = [high for _, high in distances]
         if not distances or None in lows or None in highs:
