@@ -1,29 +1,27 @@
-"""Back-propagation through a long time: all at once, in blocks, and in blocks with the stores in host memory.
+"""Back-propagation through a long time: all at once, in blocks, with stores in host memory, and within budgets.
 
     python benchmarks/offload.py [--quick] [--device cpu|gpu] [--only CASE]
 
-One training step of a recurrent network: ``ms`` is how long it takes, ``bytes`` the most that the device has at the
-same time (arrays, and what XLA says its program needs besides), ``bytes_host`` the stores in host memory.
+One training step of a recurrent network: ``us_per_step`` is how long it takes for each of its time steps, and ``ratio``
+how many times longer than all at once; ``bytes`` is what XLA says that the device has at the same time, ``bytes_host``
+the stores in host memory. Budgets are parts of what the program takes all at once.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 from _micro_cases import lstm_layer, normal
 from common import Results, arguments, interleaved, least, medians, relative_error, table, use_device
 
 import tempo as tp
-from tempo.backends.jax.worker import JaxWorker
 from tempo.runtime.executable import Executable
-from tempo.schedule.plan import Plan
 
-Array = Any
 CASES = ("rnn", "lstm")
+BUDGETS = (2, 4, 8, 16)
 TOLERANCE = 1e-3
 RATE = 1e-3
 
@@ -31,7 +29,7 @@ RATE = 1e-3
 def sizes(quick: bool, on_gpu: bool) -> tuple[int, int, int]:
     """Steps, batch and width."""
     if quick:
-        return 96, 4, 16
+        return 512, 4, 16
     return (4096, 64, 512) if on_gpu else (1024, 16, 128)
 
 
@@ -60,48 +58,25 @@ def network(case: str, batch: int, width: int) -> tuple[tp.Program, Any]:
     return prog, T
 
 
-def plans(steps: int) -> Iterator[tuple[str, Plan]]:
-    yield "all at once", Plan()
+def compiled(prog: tp.Program, T: Any, steps: int, device: Any) -> Iterator[tuple[str, int | None, Executable]]:
+    """Systems, by name, with their budgets: everything at once, in blocks, and what a part of that memory allows."""
+
+    def compile_with(**options: Any) -> Executable:
+        return prog.compile({T: steps}, device=device.platform, **options)
+
+    whole = compile_with(plan=tp.Plan())
+    yield "all at once", None, whole
     for block in (steps // 64, steps // 16, steps // 4):
-        yield f"blocks of {block}", Plan({"t": block})
-        yield f"blocks of {block}, on the host", Plan({"t": block}, host=("*",))
+        yield f"blocks of {block}", None, compile_with(plan=tp.Plan({"t": block}))
+        yield f"blocks of {block}, on the host", None, compile_with(plan=tp.Plan({"t": block}, host=("*",)))
+    for part in BUDGETS:
+        budget = device_bytes(whole) // part
+        yield f"1/{part} of the memory", budget, compile_with(memory=budget)
 
 
-def device_bytes(run: Executable, inputs: Mapping[str, Array]) -> int:
-    """The most that one run has on the device."""
-    machine = run._machine
-    if machine.whole:
-        return sum(machine.memory().values())
-    most = 0
-    temporaries: dict[Any, int] = {}
-    unwatched = JaxWorker.run
-
-    def watched(worker: JaxWorker, item: Any, compiled: Any, at: Any, chunk: Any) -> Any:
-        nonlocal most
-        slices = sum(worker.host.on_device(worker.host.cut(n, cut, at)).nbytes for n, cut in compiled.slices.items())
-        function = compiled.function
-
-        def once(*given: Any) -> Any:
-            if item not in temporaries:
-                analysis: Any = function.lower(*given).compile().memory_analysis()
-                temporaries[item] = analysis.temp_size_in_bytes
-            return function(*given)
-
-        object.__setattr__(compiled, "function", once)
-        try:
-            emitted = unwatched(worker, item, compiled, at, chunk)
-        finally:
-            object.__setattr__(compiled, "function", function)
-        # The slices of this block are still there while it is computed, and those of the next one already.
-        most = max(most, sum(a.nbytes for a in jax.live_arrays()) + slices + temporaries[item])
-        return emitted
-
-    JaxWorker.run = watched  # type: ignore[method-assign]
-    try:
-        run(**inputs)
-    finally:
-        JaxWorker.run = unwatched  # type: ignore[method-assign]
-    return most
+def device_bytes(run: Executable) -> int:
+    """What XLA says that a run takes on the device."""
+    return sum(run._machine.memory().values())
 
 
 def compare(case: str, quick: bool, device: Any, results: Results) -> None:
@@ -116,12 +91,14 @@ def compare(case: str, quick: bool, device: Any, results: Results) -> None:
     }
     runs, expected = {}, None
     figures: dict[str, dict[str, Any]] = {}
-    for system, plan in plans(steps):
-        run = Executable(prog.graph, {T: steps}, device=device.platform, plan=plan)
+    for system, budget, run in compiled(prog, T, steps, device):
         figures[system] = {
-            "bytes": device_bytes(run, inputs),
+            "budget": budget,
+            "bytes": device_bytes(run),
             "bytes_planned": run.storage.peak,
             "bytes_host": sum(store.bytes for store in run.storage.stores.values() if store.host),
+            "blocks": dict(run.plan.blocks),
+            "host": [store.host for store in run.storage.stores.values() if store.host],
         }
         found = run(**inputs).outputs
         expected = expected or found
@@ -133,7 +110,17 @@ def compare(case: str, quick: bool, device: Any, results: Results) -> None:
     ms, shortest = medians(times), least(times)
     for system, found in figures.items():
         size = f"{steps} steps, {batch} x {width}"
-        results.add(case, system, ms=ms[system], ms_min=shortest[system], **found, size=size, runs=len(times[system]))
+        results.add(
+            case,
+            system,
+            us_per_step=1000 * ms[system] / steps,
+            ratio=ms[system] / ms["all at once"],
+            ms=ms[system],
+            ms_min=shortest[system],
+            **found,
+            size=size,
+            runs=len(times[system]),
+        )
 
 
 def main() -> int:
@@ -143,10 +130,10 @@ def main() -> int:
     for case in [options.only] if options.only else CASES:
         print(f"{case} ...", file=sys.stderr, flush=True)
         compare(case, options.quick, device, results)
-    heads = ("case", "system", "size", "ms", "ms min", "MB device", "MB planned", "MB host", "error")
+    heads = ("case", "system", "size", "us a step", "ratio", "MB device", "MB planned", "MB host", "blocks", "error")
     rows = [
-        (r["case"], r["system"], r["size"], r["ms"], r["ms_min"])
-        + (r["bytes"] / 1e6, r["bytes_planned"] / 1e6, r["bytes_host"] / 1e6, r["error"])
+        (r["case"], r["system"], r["size"], r["us_per_step"], r["ratio"], r["bytes"] / 1e6, r["bytes_planned"] / 1e6)
+        + (r["bytes_host"] / 1e6, str(r["blocks"]), r["error"])
         for r in results.records
     ]
     print(table(heads, rows), file=sys.stderr)

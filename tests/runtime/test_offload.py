@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.errors import ProgramError
+from tempo.errors import BudgetError, ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.plan import Plan
+from tempo.schedule.planning import show_bytes
 from tempo.symbolic import Bound
 from tempo.testing.compiled import compare
 
@@ -107,6 +109,23 @@ def all_before() -> Written:
         z[t] = 0.1 * z[t + 1] + tp.sum(y[0 : t + 1], axis=0) + x[T - 1 - t]
         prog.output("z", z)
     return prog, {T: STEPS}, {"x": numbers(STEPS, 2)}
+
+
+def last_loss() -> Written:
+    """Some iterations of learning from the last step only."""
+    with tp.Program("last") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(4,), domain=t)
+        W = prog.state("W", np.eye(4, dtype=np.float32), over=i)
+        h = prog.recurrent("h", shape=(4,), domain=(i, t))
+        h[i, -1] = 0.0
+        h[i, t] = tp.tanh(W @ h[i, t - 1] + x)
+        loss = tp.sum(tp.square(h[i, T - 1]))
+        W.next = W - 0.01 * tp.grad(loss, W)
+        prog.output("loss", loss)
+        prog.output("last", h[I - 1, T - 1])
+    return prog, {I: 3, T: STEPS}, {"x": numbers(STEPS, 4)}
 
 
 def counts() -> Written:
@@ -210,6 +229,42 @@ def test_no_slice_is_more_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(HostStores, "send", watched)
     run(**inputs)
     assert sent == [("x", 3)] * 3 + [("x", 1)]
+
+
+def test_a_read_of_one_step_sends_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last state, which a loss is made of and which is handed out, not all states are sent."""
+    from tempo.backends.jax.host_stores import HostStores
+
+    prog, bounds, inputs = last_loss()
+    run = Executable(prog.graph, bounds, plan=Plan({"t": 4}, host=("h",)))
+    sent: list[int] = []
+    send = HostStores.send
+
+    def watched(self: HostStores, wanted: Any) -> Any:
+        array = send(self, wanted)
+        sent.append(array.shape[0])
+        return array
+
+    monkeypatch.setattr(HostStores, "send", watched)
+    found, expected = run(**inputs), prog.evaluate(bounds, **inputs)
+    for name in expected.outputs:
+        compare(name, found[name], expected[name], 1e-5)
+    assert sent.count(1) >= 3 + 1  # one for every iteration's loss, one for the output
+    assert max(sent) <= 5
+
+
+def test_blocks_of_the_iterations_as_well() -> None:
+    """What the device has of a store is a block of the inner dim, at one iteration."""
+    prog, bounds, inputs = last_loss()
+    expected = prog.evaluate(bounds, **inputs)
+    for blocks in ({"i": 1, "t": 3}, {"i": 2, "t": 1}):
+        run = Executable(prog.graph, bounds, plan=Plan(blocks, host=("*",)))
+        assert "h" in on_the_host(run)
+        h = next(node for node in run.storage.local if node.name == "h")
+        assert run.storage.homes[h][0].name == "t"
+        assert math.prod(run.storage.local[h].shape) <= 6 * 4
+        for name, array in expected.outputs.items():
+            compare(name, run(**inputs)[name], array, 1e-5)
 
 
 def test_inputs_are_not_changed_through_outputs() -> None:
@@ -350,6 +405,53 @@ def test_plans_say_what_is_on_the_host_and_why() -> None:
     rows = str(run.plan).splitlines()
     assert rows[:2] == ["blocks: t 4", "host: a, x"]
     assert rows[-2:] == [
-        "x: on the host (an input; the device is sent what a block reads)",
-        "a: on the host (written in blocks of t; the device is sent what a block reads)",
+        "x: on the host (an input; the plan wants it there)",
+        "a: on the host (written in blocks of t; the plan wants it there)",
     ]
+
+
+def long_training() -> Written:
+    """Back-propagation through 300 steps of a recurrent network whose weights are small."""
+    with tp.Program("long") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(8, 16), domain=t)
+        W = prog.input("W", shape=(16, 16))
+        h = prog.recurrent("h", shape=(8, 16), domain=t)
+        h[-1] = 0.0
+        h[t] = tp.tanh(h[t - 1] @ W + x[t])
+        loss = tp.sum(tp.sum(tp.square(h))[0:T])
+        prog.output("loss", loss)
+        prog.output("gradient", tp.grad(loss, W))
+        prog.output("last", h[T - 1])
+    return prog, {T: 300}, {"x": numbers(300, 8, 16), "W": 0.2 * numbers(16, 16)}
+
+
+@pytest.mark.parametrize("part", [4, 16])
+def test_a_budget_is_kept_with_stores_on_the_host(part: int) -> None:
+    """What XLA says it takes of the device is a sixteenth of what it takes without a budget, for the same results."""
+    prog, bounds, inputs = long_training()
+    fastest = prog.compile(bounds)
+    budget = sum(fastest._machine.memory().values()) // part
+    run = prog.compile(bounds, memory=budget)
+    assert sum(run._machine.memory().values()) <= budget
+    assert run.storage.peak <= budget
+    assert set(run.plan.host) >= {"h", "x"}
+    assert "tanh#1, h: on the host (written in blocks of t; the rest fits into" in str(run.plan)
+    expected = fastest(**inputs)
+    for name, found in run(**inputs).outputs.items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4)
+    again = prog.compile(bounds, plan=run.plan)
+    assert again.storage.peak == run.storage.peak
+
+
+def test_a_budget_that_cannot_be_kept_even_with_stores_on_the_host() -> None:
+    prog, bounds, _ = long_training()
+    with pytest.raises(BudgetError) as caught:
+        prog.compile(bounds, "numpy", memory=100)
+    smallest = caught.value.smallest
+    assert str(caught.value) == (
+        "program 'long' does not fit into 100 bytes: with the smallest blocks and stores in host memory it takes "
+        f"{show_bytes(smallest)}\n  hint: give memory={smallest}, or smaller bounds"
+    )
+    assert prog.compile(bounds, "numpy", memory=smallest).storage.peak <= smallest
+    assert smallest < prog.compile(bounds, "numpy", plan="smallest").storage.peak / 8

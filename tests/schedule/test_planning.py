@@ -91,8 +91,8 @@ def test_a_budget_that_cannot_be_kept() -> None:
         prog.compile(bounds_of(dims, 400), "numpy", memory=100)
     smallest = caught.value.smallest
     assert str(caught.value) == (
-        f"program 'reinforce' does not fit into 100 bytes: with the smallest blocks it takes {show_bytes(smallest)}\n"
-        f"  hint: give memory={smallest}, or smaller bounds"
+        "program 'reinforce' does not fit into 100 bytes: with the smallest blocks and stores in host memory it takes "
+        f"{show_bytes(smallest)}\n  hint: give memory={smallest}, or smaller bounds"
     )
     assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -112,30 +114,43 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.schedule, self.storage = planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage))
+        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage, planned.reasons))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
         """Compile with XLA, and plan again for less where it takes more than was planned."""
-        from tempo.backends.jax.machine import JaxMachine
-
-        target = budget
-        for _ in range(MOST_ROUNDS):
+        self._build(device)
+        # What host functions return is not known before they do.
+        if not promised or budget is None or self._machine.calls:
+            return
+        target, smallest = budget, sys.maxsize
+        for rounds in itertools.count(1):
             with self.timed("XLA"):
-                self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
-            if not promised or budget is None or target is None or not self._machine.whole:
-                return
-            taken = sum(self._machine.memory().values())
+                taken = sum(self._machine.memory().values())
             if taken <= budget:
                 return
+            smallest = min(smallest, taken)
             target = int(min(target, self.storage.peak) * budget / taken)
             with self.timed("plan"):
-                self._take(planner.within(target))
-        raise BudgetError(
-            f"program '{self.source.name}' takes {show_bytes(taken)} when compiled, more than it may take",
-            smallest=taken,
-            hint=f"give memory={taken}, or smaller bounds",
-        )
+                try:
+                    planned = planner.within(target)
+                except BudgetError:
+                    planned = planner.least()
+            if rounds == MOST_ROUNDS or planned.storage.peak >= self.storage.peak:
+                raise BudgetError(
+                    f"program '{self.source.name}' does not fit into {show_bytes(budget)}: "
+                    f"compiled, it takes {show_bytes(smallest)}",
+                    smallest=smallest,
+                    hint=f"give memory={smallest}, or smaller bounds",
+                )
+            self._take(planned)
+            self._build(device)
+
+    def _build(self, device: str | None) -> None:
+        from tempo.backends.jax.machine import JaxMachine
+
+        with self.timed("XLA"):
+            self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.schedule.loops import Schedule
-from tempo.schedule.offload import home_of
 from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
 
@@ -31,7 +30,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which tensors are in host memory, and what of them the device has."""
+    """Which tensors are in host memory, and why."""
 
     tensors: tuple[str, ...]
     reason: str
@@ -40,9 +39,10 @@ class Placement:
         return f"{_few(self.tensors)}: on the host ({self.reason})"
 
 
-def decisions(schedule: Schedule, storage: Storage) -> tuple[Decision | Placement, ...]:
-    """What was decided, with reasons: how much is computed at once, and what is in host memory."""
-    return (*_blocks(schedule), *_placements(schedule, storage))
+def decisions(schedule: Schedule, storage: Storage, reasons: Mapping[str, str]) -> tuple[Decision | Placement, ...]:
+    """What was decided, with reasons: how much is computed at once, and what is in host memory. For some of these there
+    are ``reasons``; the others are there because a plan says so."""
+    return (*_blocks(schedule), *_placements(storage, reasons))
 
 
 def _blocks(schedule: Schedule) -> tuple[Decision, ...]:
@@ -71,14 +71,15 @@ def _at_once(node: Node, dim: Dim, schedule: Schedule) -> str:
     return " or ".join(sorted(set(found)))
 
 
-def _placements(schedule: Schedule, storage: Storage) -> tuple[Placement, ...]:
+def _placements(storage: Storage, reasons: Mapping[str, str]) -> tuple[Placement, ...]:
     """One row for all tensors that are in host memory for the same reason."""
     rows: dict[str, list[str]] = {}
     for node, store in storage.stores.items():
         if store.host:
-            home = home_of(node, schedule) if node in storage.local else None
+            home = storage.homes.get(node)
             written = "an input" if home is None else f"written in blocks of {home[0].name}"
-            rows.setdefault(f"{written}; the device is sent what a block reads", []).append(store.host)
+            why = reasons.get(store.host, "the plan wants it there")
+            rows.setdefault(f"{written}; {why}", []).append(store.host)
     return tuple(Placement(tuple(names), reason) for reason, names in rows.items())
 
 

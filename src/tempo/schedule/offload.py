@@ -8,10 +8,11 @@ present step or block that they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from tempo.graph.node import Graph, Node
+from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.dependences import Dependence
@@ -27,6 +28,7 @@ from tempo.schedule.storage import (
     Store,
     keeping,
     output_bytes,
+    single_step,
     steps_back,
 )
 from tempo.symbolic import Dim
@@ -47,13 +49,17 @@ class Hosted:
     node: Node
 
 
-Slices = Mapping[Dim, Span]
+Home = tuple[Dim, int]
+"""A loop, as in the places of a schedule."""
+
+Slices = Mapping[Dim, Span | Steps]
 """Of the dims of a store that are cut, the steps that are read; of all others everything is."""
 
 
 def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str]) -> Storage:
     """The same stores, with those of some nodes in host memory, under their names, as far as they can be there."""
     local: dict[Node, Store] = {}
+    homes: dict[Node, Home] = {}
     inputs: set[Node] = set()
     in_blocks = _in_blocks(schedule.trees, graph)
     # Host functions, and whoever is handed values while the program runs, read from the device.
@@ -64,15 +70,19 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
             continue
         if node.op is INPUT:
             inputs |= {node} & in_blocks
-        elif (found := _local(node, storage.stores[node], schedule)) is not None:
-            local[node] = found
+            continue
+        for home in _homes(node, storage.stores[node], schedule):
+            found = _local(node, storage.stores[node], home, schedule)
+            if found is not None:
+                local[node], homes[node] = replace(found, host=wanted[node]), home
+                break
     if not (local or inputs):
         return storage
     host = inputs | set(local)
     stores = {
         node: replace(store, host=wanted[node]) if node in host else store for node, store in storage.stores.items()
     }
-    result = Storage(stores, local={node: replace(store, host=wanted[node]) for node, store in local.items()})
+    result = Storage(stores, local=local, homes=homes)
     on_device = {node: local.get(node, store) for node, store in stores.items() if node not in inputs}
     outputs = {
         name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
@@ -80,14 +90,20 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
     peak = peak_bytes(
         replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs
     )
-    return replace(result, peak=peak + _slice_bytes(schedule.trees, (), schedule, result, graph))
+    return replace(result, peak=peak + traffic(graph, schedule, result).most)
 
 
-def _local(node: Node, store: Store, schedule: Schedule) -> Store | None:
-    """What the device has of a node's store while the loop that writes it runs; None if it must have all of it."""
-    home = home_of(node, schedule)
-    if home is None:
-        return None
+def _homes(node: Node, store: Store, schedule: Schedule) -> list[Home]:
+    """The loops in blocks, from the inside out, that all of a node is computed in, of dims of which it keeps all steps.
+    The further inside, the less the device has of it."""
+    families = {d.origin for d, kept in store.dims.items() if isinstance(kept, Steps)}
+    place, *others = schedule.places[node]
+    found = [(f, n) for f, n in place if f in families and n in schedule.tiled]
+    return [loop for loop in reversed(found) if all(loop in other for other in others)]
+
+
+def _local(node: Node, store: Store, home: Home, schedule: Schedule) -> Store | None:
+    """What the device has of a node's store while a loop that writes it runs; None if it must have all of it."""
     around = {f for place in schedule.places[node] for f, _ in place[: place.index(home)]}
     readers = [d for d in schedule.dependences if d.producer is node and is_within(d.consumer, home, schedule)]
     # A reader that is inside of the loop and also outside of it would read of both.
@@ -112,30 +128,28 @@ def _local(node: Node, store: Store, schedule: Schedule) -> Store | None:
     return replace(store, dims=dims)
 
 
-def home_of(node: Node, schedule: Schedule) -> tuple[Dim, int] | None:
-    """The outermost loop in blocks of one of a node's dims that it is computed in, if that is one and the same."""
-    families = {d.origin for d in node.domain}
-    homes = {
-        next(((f, n) for f, n in place if f in families and n in schedule.tiled), None)
-        for place in schedule.places[node]
-    }
-    return homes.pop() if len(homes) == 1 else None
-
-
-def is_within(node: Node, loop: tuple[Dim, int], schedule: Schedule) -> bool:
+def is_within(node: Node, loop: Home, schedule: Schedule) -> bool:
     return any(loop in place for place in schedule.places.get(node, ()))
 
 
 def slices(
-    node: Node, readers: Iterable[Dependence], outer: Sequence[Loop], schedule: Schedule, storage: Storage
+    node: Node, readers: Sequence[Dependence], outer: Sequence[Loop], schedule: Schedule, storage: Storage
 ) -> Slices:
     """What trees inside of some loops read of a store: ``readers`` are their reads of it."""
-    found: dict[Dim, Span] = {}
+    found: dict[Dim, Span | Steps] = {}
     loops = {loop.dim: loop.block or 1 for loop in outer}
     for d, kept in storage.stores[node].dims.items():
-        if d.origin not in loops or not isinstance(kept, Steps):
+        if not isinstance(kept, Steps):
             continue
-        distances = [steps for r in readers if (steps := steps_back(r, d.origin, schedule)) is not None]
+        indices = [r.read.index for r in readers]
+        steps = [None if index is None else single_step(Edge(node, index), d, schedule) for index in indices]
+        known = [step for step in steps if step is not None]
+        if len(known) == len(steps):
+            found[d] = Steps(min(known), max(known) - min(known) + 1)
+            continue
+        if d.origin not in loops:
+            continue
+        distances = [back for r in readers if (back := steps_back(r, d.origin, schedule)) is not None]
         lows = [low for low, _ in distances]
         highs = [high for _, high in distances]
         if not distances or None in lows or None in highs:
@@ -163,22 +177,58 @@ def _in_blocks(trees: Sequence[Tree], graph: Graph) -> set[Node]:
     return found
 
 
-def _slice_bytes(
-    trees: Sequence[Tree], outer: tuple[Loop, ...], schedule: Schedule, storage: Storage, graph: Graph
-) -> int:
-    """What slices take on the device at most: those of a block, and those of the next one."""
-    most = 0
+@dataclass(frozen=True)
+class Traffic:
+    """Between host and device: how often Python starts a part of the program, the bytes that are sent and fetched, and
+    the most of them that the device has at the same time."""
+
+    parts: int = 0
+    moved: int = 0
+    most: int = 0
+
+
+def traffic(graph: Graph, schedule: Schedule, storage: Storage) -> Traffic:
+    """What Python does for stores in host memory."""
+    found = Traffic()
+    for inside, outer in _parts(schedule.trees, (), graph, storage):
+        times = math.prod(len(loop.steps) for loop in outer)
+        sent = most = 0
+        for node, readers in host_reads(inside, schedule, storage).items():
+            cut = slices(node, readers, outer, schedule, storage)
+            kept = {d: Steps(0, cut[d].size) if d in cut else kept for d, kept in storage.stores[node].dims.items()}
+            size = replace(storage.stores[node], dims=kept).bytes
+            moves = any(isinstance(span, Span) for span in cut.values())
+            sent += size if moves else 0
+            # The slice of a block is there with that of the next one.
+            most += (2 if moves else 1) * size
+        # What a block has computed is there with what is being fetched of the last one.
+        fetched = sum(_block_bytes(storage.stores[node], outer) for node in inside & storage.local.keys())
+        parts = times if outer else 0
+        found = Traffic(
+            found.parts + parts, found.moved + times * (sent + fetched), max(found.most, most + 2 * fetched)
+        )
+    return found
+
+
+def _parts(
+    trees: Sequence[Tree], outer: tuple[Loop, ...], graph: Graph, storage: Storage
+) -> Iterator[tuple[set[Node], tuple[Loop, ...]]]:
+    """What is computed in one go inside of the loops that Python runs because of stores in host memory."""
+    inside: set[Node] = set()
     for tree in trees:
-        if offloads(tree, graph, storage):
-            assert isinstance(tree, Loop)
-            most = max(most, _slice_bytes(tree.body, (*outer, tree), schedule, storage, graph))
-    inside = {c.node for tree in trees for c in computes((tree,)) if not offloads(tree, graph, storage)}
-    total = 0
-    for node, readers in host_reads(inside, schedule, storage).items():
-        cut = slices(node, readers, outer, schedule, storage)
-        kept = {d: Steps(0, cut[d].size) if d in cut else kept for d, kept in storage.stores[node].dims.items()}
-        total += (2 if cut else 1) * replace(storage.stores[node], dims=kept).bytes
-    return max(most, total)
+        if isinstance(tree, Loop) and offloads(tree, graph, storage):
+            yield from _parts(tree.body, (*outer, tree), graph, storage)
+        else:
+            inside |= {c.node for c in computes((tree,))}
+    if inside:
+        yield inside, outer
+
+
+def _block_bytes(store: Store, outer: Sequence[Loop]) -> int:
+    """What a store gets of a block that some loops are at."""
+    at_once = {loop.dim: loop.block or 1 for loop in outer}
+    kept = {d: Steps(0, at_once[d.origin]) if d.origin in at_once else kept for d, kept in store.dims.items()}
+    return replace(store, dims=kept).bytes
 
 
 def host_reads(inside: Set[Node], schedule: Schedule, storage: Storage) -> dict[Node, list[Dependence]]:
@@ -188,7 +238,6 @@ def host_reads(inside: Set[Node], schedule: Schedule, storage: Storage) -> dict[
         node = d.producer
         if d.consumer not in inside or node not in storage.stores or not storage.stores[node].host:
             continue
-        home = home_of(node, schedule) if node in storage.local else None
-        if home is None or not is_within(d.consumer, home, schedule):
+        if node not in storage.homes or not is_within(d.consumer, storage.homes[node], schedule):
             found.setdefault(node, []).append(d)
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +13,8 @@ from tempo.errors import BudgetError, ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.schedule.buckets import Buckets
 from tempo.schedule.loops import Schedule, Scheduler
-from tempo.schedule.offload import offload
-from tempo.schedule.plan import Plan
+from tempo.schedule.offload import offload, traffic
+from tempo.schedule.plan import Plan, store_names
 from tempo.schedule.storage import Storage, plan_storage
 from tempo.symbolic import Dim
 
@@ -21,6 +22,10 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 
 # A plan for little memory takes up to this much more than it has to, for larger blocks.
 SLACK = 1.1
+
+# What Python takes to start a part of a program, and how many bytes a second go between host and device.
+PART_SECONDS = 1e-3
+HOST_SPEED = 1e10
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,12 @@ class Planned:
     plan: Plan
     schedule: Schedule
     storage: Storage
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why stores are in host memory that the plan that was wanted does not name."""
+
+
+Fitting = Callable[[Mapping[str, int], int], Planned | None]
+"""Gives a plan with some blocks that fits into some bytes, if there is one."""
 
 
 def bytes_of(memory: int | str) -> int:
@@ -71,54 +82,107 @@ class Planner:
         self.numbers = numbers
         self.wanted = wanted
         self.scheduler = Scheduler(graph, numbers)
-        self.found: dict[tuple[tuple[str, int], ...], Planned] = {}
+        self.names = store_names(graph)
+        self.scheduled: dict[Any, tuple[Schedule, Storage]] = {}
+        self.found: dict[Any, Planned] = {}
 
-    def planned(self, blocks: Mapping[str, int]) -> Planned:
-        """What comes of the plan that is wanted, with blocks of further dims."""
-        key = tuple(sorted(blocks.items()))
+    def planned(self, blocks: Mapping[str, int], host: Sequence[Node] = ()) -> Planned:
+        """What comes of the plan that is wanted, with blocks of further dims, and further stores in host memory."""
+        key = tuple(sorted(blocks.items())), frozenset(host)
         if key not in self.found:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
-            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
-            stores = plan_storage(self.graph, schedule, self.numbers)
-            self.found[key] = Planned(plan, schedule, offload(self.graph, schedule, stores, self.hosted))
+            schedule, stores = self.on_device(plan)
+            hosted = {node: self.names[node] for node in host if node not in self.hosted}
+            storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted})
+            plan = replace(plan, host=(*plan.host, *hosted.values()))
+            self.found[key] = Planned(plan, schedule, storage)
         return self.found[key]
+
+    def on_device(self, plan: Plan) -> tuple[Schedule, Storage]:
+        """Loops, and stores that are all on the device."""
+        key = tuple(sorted(plan.blocks.items()))
+        if key not in self.scheduled:
+            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
+            self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.numbers)
+        return self.scheduled[key]
 
     def fastest(self) -> Planned:
         """Everything at once that can be."""
         return self.planned({})
 
     def smallest(self) -> Planned:
-        """As little memory as possible, or a tenth more for larger blocks."""
+        """As little memory as possible without that of the host, or a tenth more for larger blocks."""
         least = min(self.fastest(), *map(self.planned, self.single_steps()), key=lambda found: found.storage.peak)
         return self.within(int(least.storage.peak * SLACK))
 
     def within(self, budget: int) -> Planned:
-        """As much at once as fits into some bytes."""
+        """As much at once as fits into some bytes; if nothing does, with stores in host memory."""
         fastest = self.fastest()
         if fastest.storage.peak <= budget:
             return fastest
-        blocks = next((found for found in self.single_steps() if self.planned(found).storage.peak <= budget), None)
-        if blocks is None:
-            smallest = min(planned.storage.peak for planned in self.found.values())
-            raise BudgetError(
-                f"program '{self.graph.name}' does not fit into {show_bytes(budget)}: "
-                f"with the smallest blocks it takes {show_bytes(smallest)}",
-                smallest=smallest,
-                hint=f"give memory={smallest}, or smaller bounds",
-            )
+        for fitting in (self.without_host, self.with_host):
+            for blocks in self.single_steps():
+                found = fitting(blocks, budget)
+                if found is not None:
+                    return self.enlarged(found, blocks, budget, fitting)
+        smallest = self.least()
+        host = " and stores in host memory" if smallest.plan.host != self.wanted.host else ""
+        raise BudgetError(
+            f"program '{self.graph.name}' does not fit into {show_bytes(budget)}: "
+            f"with the smallest blocks{host} it takes {show_bytes(smallest.storage.peak)}",
+            smallest=smallest.storage.peak,
+            hint=f"give memory={smallest.storage.peak}, or smaller bounds",
+        )
+
+    def least(self) -> Planned:
+        """The plan that takes least memory of those that were looked at."""
+        return min(self.found.values(), key=lambda planned: planned.storage.peak)
+
+    def without_host(self, blocks: Mapping[str, int], budget: int) -> Planned | None:
+        """The plan with these blocks, if it fits."""
+        found = self.planned(blocks)
+        return found if found.storage.peak <= budget else None
+
+    def with_host(self, blocks: Mapping[str, int], budget: int) -> Planned | None:
+        """A plan with these blocks that fits because stores are in host memory, the largest ones and no more than must
+        be there."""
+        schedule, stores = self.on_device(replace(self.wanted, blocks={**blocks, **self.wanted.blocks}))
+        everything = offload(self.graph, schedule, stores, self.names)
+        movable = sorted((s for s in everything.stores.values() if s.host), key=lambda store: -store.bytes)
+        nodes = [store.node for store in movable]
+
+        def fits(count: int) -> bool:
+            return self.planned(blocks, nodes[:count]).storage.peak <= budget
+
+        if not nodes or not fits(len(nodes)):
+            return None
+        found = self.planned(blocks, nodes[: bisect.bisect_left(range(len(nodes)), True, key=fits)])
+        reason = f"the rest fits into {show_bytes(budget)}"
+        return replace(found, reasons={name: reason for name in found.plan.host if name not in self.wanted.host})
+
+    def enlarged(self, found: Planned, blocks: Mapping[str, int], budget: int, fitting: Fitting) -> Planned:
+        """The plan that takes least time of those that fit with larger blocks of some dims."""
         for name in sorted(blocks, key=self.depth):
             without = {other: size for other, size in blocks.items() if other != name}
-            if self.planned(without).storage.peak <= budget:
-                blocks = without
+            if (whole := fitting(without, budget)) is not None:
+                found, blocks = whole, without
                 continue
-            while self.planned(larger := {**blocks, name: 2 * blocks[name]}).storage.peak <= budget:
-                blocks = larger
-        return self.planned(blocks)
+            larger = blocks
+            while (next_one := fitting(larger := {**larger, name: 2 * larger[name]}, budget)) is not None:
+                if self.seconds(next_one) <= self.seconds(found):
+                    found, blocks = next_one, larger
+        return found
+
+    def seconds(self, planned: Planned) -> float:
+        """What stores in host memory cost: the time that Python takes for every block, and for every byte moved."""
+        found = traffic(self.graph, planned.schedule, planned.storage)
+        return found.parts * PART_SECONDS + found.moved / HOST_SPEED
 
     def single_steps(self) -> list[dict[str, int]]:
-        """Blocks of one step: of the dims that have loops anyway; of all dims."""
+        """Blocks of one step: of the innermost dims that have loops anyway, of more and more of these, of all dims."""
         free = [name for name in self.dims() if name not in self.wanted.blocks]
-        return [{name: 1 for name in free if self.depth(name)}, dict.fromkeys(free, 1)]
+        looped = sorted((name for name in free if self.depth(name)), key=self.depth)
+        return [*(dict.fromkeys(looped[:count], 1) for count in range(1, len(looped) + 1)), dict.fromkeys(free, 1)]
 
     def depth(self, name: str) -> int:
         """The order in which dims get larger blocks: from the inside out, and last those without loops."""

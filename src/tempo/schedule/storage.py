@@ -126,6 +126,8 @@ class Storage:
     peak: int = 0
     local: Mapping[Node, Store] = field(default_factory=dict)
     """What the device has of stores in host memory while the loops that write them run."""
+    homes: Mapping[Node, tuple[Dim, int]] = field(default_factory=dict)
+    """These loops, as in the places of a schedule."""
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
@@ -152,7 +154,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            single = [_single_step(edge, d, schedule) for edge in results.get(node, ())]
+            single = [single_step(edge, d, schedule) for edge in results.get(node, ())]
             found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single)
             # A circle with room for all steps is none: what is read of it is then a part, not a gather.
             full = isinstance(found, Window) and found.size >= whole.size
@@ -178,7 +180,7 @@ def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Map
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 
-def _single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
+def single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
     """The one step of a dim that an edge reads, if it is one whatever the point."""
     item = edge.index[edge.node.domain.index(dim)]
     step = None if isinstance(item, Slice) else item.substitute(schedule.numbers)
@@ -211,7 +213,7 @@ def keeping(
         if not theirs:
             continue
         if any(path[:1] not in {(number,) for number in parts} for path in theirs):
-            final = None if d.read.index is None else _single_step(Edge(node, d.read.index), dim, schedule)
+            final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
             if final is None or any(path[:1] in {(number,) for number in parts} for path in theirs):
                 return None
             finals.append(final)

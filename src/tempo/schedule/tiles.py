@@ -8,7 +8,7 @@ backwards is computed in blocks from the last to the first, and so is what only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ class Tiling:
         self.delays: dict[Node, int] = {}
         self.folds: dict[Node, Fold] = {}
         self.place: dict[Node, int] = {}
+        self.movable: set[Node] = set()
         self.reads: dict[Node, list[Dependence]] = {}
         for d in dependences:
             self.reads.setdefault(d.consumer, []).append(d)
@@ -94,28 +95,47 @@ class Tiling:
 
     def put_off(self, units: Sequence[Group], size: Callable[[Node], int], results: Container[Node]) -> None:
         """Compute nodes in the later blocks in which they are read, if less is to be kept for them then: what
-        back-propagation makes of a few values of the forward pass."""
-        for unit in reversed(units):
-            (node, *others) = unit.nodes
-            readers = self.readers.get(node, [])
-            homes = {self.place[d.consumer] for d in readers}
-            if others or unit.family is not None or node in results or node in self.folds or len(homes) != 1:
+        back-propagation makes of a few values of the forward pass. What only they read goes with them."""
+        alone = [unit.nodes[0] for unit in units if unit.family is None and len(unit.nodes) == 1]
+        self.movable = {
+            node for node in alone if node not in results and node not in self.folds and not self.delays.get(node, 1)
+        }
+        for node in reversed(alone):
+            (at, *others) = {self.place[d.consumer] for d in self.readers.get(node, ())} or {self.place[node]}
+            if others or at == self.place[node] or not self.follows(node, at, set()):
                 continue
-            (at,) = homes
-            group = self.groups[at]
-            if at == self.place[node] or not (self.groups[self.place[node]].block and group.block):
-                continue
-            lates = [(self.late(d, group.backwards), self.delays[d.consumer]) for d in readers]
-            if self.delays[node] or any(late is None or late > most for late, most in lates):
-                continue
-            operands = {d.producer for d in self.reads.get(node, ())}
-            if sum(size(p) for p in operands if p not in results and not self.is_kept(p)) > size(node):
-                continue
-            self.groups[self.place[node]].nodes.remove(node)
-            group.nodes.insert(0, node)
-            self.place[node] = at
+            for moved in (self.with_operands(node, at), [node]):
+                operands = {d.producer for other in moved for d in self.reads.get(other, ())} - {*moved}
+                if sum(size(p) for p in operands if p not in results and not self.is_kept(p)) <= size(node):
+                    self.move(moved, at)
+                    break
         self.groups = [group for group in self.groups if group.nodes]
         self.place = {node: at for at, group in enumerate(self.groups) for node in group.nodes}
+
+    def with_operands(self, node: Node, at: int) -> list[Node]:
+        """A node that is put off to the blocks of a group, and what of its operands is only needed there then."""
+        moved = [node]
+        for other in moved:
+            for p in dict.fromkeys(d.producer for d in self.reads.get(other, ())):
+                if p not in moved and self.place[p] != at and self.follows(p, at, {*moved}):
+                    moved.append(p)
+        return moved
+
+    def follows(self, node: Node, at: int, moved: Set[Node]) -> bool:
+        """Whether a node can be computed in the blocks of a group, given that those are that read it, or are moved."""
+        group, readers = self.groups[at], self.readers.get(node, ())
+        if node not in self.movable or not group.block or not self.groups[self.place[node]].block:
+            return False
+        if any(self.place[d.consumer] != at and d.consumer not in moved for d in readers):
+            return False
+        lates = [(self.late(d, group.backwards), self.delays[d.consumer]) for d in readers]
+        return all(late is not None and late <= most for late, most in lates)
+
+    def move(self, nodes: Sequence[Node], at: int) -> None:
+        for node in nodes:
+            self.groups[self.place[node]].nodes.remove(node)
+            self.groups[at].nodes.insert(0, node)
+            self.place[node] = at
 
     def is_kept(self, node: Node) -> bool:
         """Whether a node is kept for all steps, because it is not computed in blocks or is read in others."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tempo.errors import ProgramError
+from tempo.errors import BudgetError, ProgramError
 from tempo.given import Result, check_bounds
 from tempo.graph.build import make
 from tempo.graph.node import Edge, Graph
@@ -37,7 +37,8 @@ def check_compiled(
     backend: str,
     choices: Choices,
 ) -> bool:
-    """Raise unless a backend, with some of the passes left out and a random plan, gives the oracle's outputs and emits.
+    """Raise unless a backend, with some of the passes left out and a random plan or budget, gives the oracle's outputs
+    and emits.
 
     Host functions must be called in the order in which the oracle called each of them.
 
@@ -49,9 +50,8 @@ def check_compiled(
         graph, expected = reduced(graph, check_bounds(graph, bounds), expected)
     skip = [name for name, _ in PASSES if choices.boolean(0.3)]
     parallel = choices.boolean(0.5)
-    plan = random_plan(graph, bounds, choices) if choices.boolean(0.5) else None
     try:
-        run = Executable(graph, bounds, backend, skip=skip, parallel=parallel, plan=plan)
+        run = planned(graph, bounds, backend, choices, skip=skip, parallel=parallel)
     except ScheduleError:
         return False
     except ProgramError:
@@ -77,6 +77,19 @@ def check_compiled(
             allowed = tolerance(graph, graph.emits[name]) * magnitude(r.value)
             compare(f"emit {name} at {dict(r.point)}", value, r.value, allowed)
     return True
+
+
+def planned(graph: Graph, bounds: Mapping[Any, int], backend: str, choices: Choices, **options: Any) -> Executable:
+    """A program compiled with a random plan, for a random budget, or as Tempo likes."""
+    if choices.boolean(0.5):
+        return Executable(graph, bounds, backend, plan=random_plan(graph, bounds, choices), **options)
+    if choices.boolean(0.7):
+        return Executable(graph, bounds, backend, **options)
+    try:
+        return Executable(graph, bounds, backend, memory=2 ** choices.integer(4, 12), **options)
+    except BudgetError as error:
+        # What is said to fit does. (XLA may take more than is known before it has compiled the plan.)
+        return Executable(graph, bounds, backend, memory=error.smallest if backend == "numpy" else None, **options)
 
 
 def reduced(graph: Graph, numbers: Mapping[Any, int], expected: Result) -> tuple[Graph, Result]:

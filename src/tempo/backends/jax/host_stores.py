@@ -17,7 +17,7 @@ from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.schedule.looptree import BlockSteps
 from tempo.schedule.offload import Slices
-from tempo.schedule.storage import Latest, Steps
+from tempo.schedule.storage import Latest, Steps, Store
 from tempo.symbolic import Dim
 
 if TYPE_CHECKING:
@@ -69,11 +69,19 @@ class HostStores:
         """The slice of a store that is read when loops are at some steps."""
         ranges = []
         for d, span in cut.items():
+            if isinstance(span, Steps):
+                ranges.append((d, span.start, span.size))
+                continue
             here = at[d.origin]
             step = here.start if isinstance(here, BlockSteps) else here
             first = self.schedule.own_step(node, d, step) - span.before
             ranges.append((d, first, span.size))
         return _Slice(node, tuple(ranges))
+
+    def part(self, layout: Store) -> _Slice:
+        """The slice of a store that has this layout."""
+        steps = ((d, kept) for d, kept in layout.dims.items() if isinstance(kept, Steps))
+        return _Slice(layout.node, tuple((d, kept.start, kept.size) for d, kept in steps))
 
     def on_device(self, wanted: _Slice) -> Array:
         """A slice on the device, where it may be already."""

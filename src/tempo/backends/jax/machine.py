@@ -10,12 +10,14 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.lowering import Lowering
 from tempo.backends.jax.stages import Stages, stages
 from tempo.backends.jax.worker import JaxWorker, Parts
@@ -56,7 +58,8 @@ class JaxMachine:
         self.lowering = Lowering(graph, schedule, storage, numbers, on_gpu=self.device.platform == "gpu")
         hosted = [node for node, store in storage.stores.items() if store.host]
         self.offloaded = {node.attributes["input"] for node in hosted if node.op is INPUT}
-        self.whole = not graph.emits and not hosted and not any(node.op is HOST for node in graph.nodes)
+        self.calls = any(node.op is HOST for node in graph.nodes)
+        self.whole = not (graph.emits or hosted or self.calls)
         with self.settings():
             self.parts = Parts(self.lowering, script)
             parts = stages(schedule.trees)
@@ -120,13 +123,25 @@ class JaxMachine:
 
     def describe(self) -> str:
         """The XLA programs and what they take."""
-        if not self.whole:
+        if not self.whole and "footprint" not in self.__dict__:
             return "one for every part between host calls and values that are handed out or fetched, compiled when run"
+        bytes_ = ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
+        if not self.whole:
+            return f"{len(self.parts.compiled)} programs, run one after the other, bytes: {bytes_}"
         count = f"{len(self.compiled.parts)} programs" if isinstance(self.compiled, Stages) else "1 program"
-        return f"{count}, bytes: " + ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
+        return f"{count}, bytes: {bytes_}"
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a run in parts takes, which compiles them all."""
+        with self.settings():
+            return Footprint(self)
 
     def memory(self) -> dict[str, int]:
-        """What XLA says a program without host calls and emits takes, in bytes."""
+        """What XLA says a program without host calls takes, in bytes."""
+        if not self.whole:
+            inputs, outputs = self.footprint.inputs, self.footprint.outputs
+            return {"inputs": inputs, "outputs": outputs, "temporaries": self.footprint.most - inputs - outputs}
         if isinstance(self.compiled, Stages):
             return self.compiled.memory()
         found: Any = self.compiled.memory_analysis()

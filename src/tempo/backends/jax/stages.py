@@ -5,9 +5,8 @@ They are compiled in parallel threads, and a run can begin with the first of the
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tempo.backends.jax import apart
+from tempo.backends.jax.footprint import held, shaped
 from tempo.backends.jax.lowering import State
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.worker import Parts, keyed
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
-from tempo.symbolic import Bound
 
 Array = Any
 
@@ -58,7 +56,7 @@ class Stages:
         inputs: Mapping[str, Array],
         settings: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.lowering = parts.lowering
+        self.all = parts
         self.by_key = parts.by_key
         self.parts = [parts.compile(item) for item in items]
         self.settings = settings
@@ -78,13 +76,14 @@ class Stages:
         (loop,) = trees if len(trees) == 1 else (None,)
         if not isinstance(loop, Loop) or loop.until is None:
             return None
-        (bound,) = self.lowering.stopping[loop.until].bound.symbols()
-        return _End(bound, loop.start, self.lowering.schedule.beyond[loop.until])
+        lowering = self.all.lowering
+        (bound,) = lowering.stopping[loop.until].bound.symbols()
+        return _End(bound, loop.start, lowering.schedule.beyond[loop.until])
 
     def compile(self, parts: Parts, inputs: Mapping[str, Array]) -> list[Future[Any]]:
         """All programs, traced here and compiled in threads; the last of them gives outputs."""
         self.load = parts.load
-        self.inputs = _bytes(inputs.values())
+        self.inputs = held(inputs.values())
         state = self.by_key(jax.eval_shape(self.load, inputs))
         lowered = []
         self.held: list[int] = []
@@ -94,17 +93,17 @@ class Stages:
         for part, later in zip(self.parts, self.later, strict=True):
 
             def grown(old: Array, shape: tuple[int, ...], state: State = state) -> Array:
-                new = _shaped(shape, old.dtype)
-                self.growing = max(self.growing, _bytes([*state.values(), new]))
+                new = shaped(shape, 0, old.dtype)
+                self.growing = max(self.growing, held([*state.values(), new]))
                 return new
 
-            given = self.given(part, state, _shaped, grown)
+            given = map(keyed, parts.given(part, state, shaped, grown))
             lowered.append(part.function.lower(*given, {}, None, {}))
-            self.held.append(_bytes(value for key, value in state.items() if key not in part.reads))
+            self.held.append(held(value for key, value in state.items() if key not in part.reads))
             state |= self.by_key(lowered[-1].out_info[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
-            state[key] = self.initial(key, None, _shaped)
+            state[key] = parts.initial(key, None, shaped)
         lowered.append(parts.finish.lower(keyed({key: state[key] for key in self.results})))
         return [self.pool.submit(self.compiled, program) for program in lowered]
 
@@ -121,50 +120,22 @@ class Stages:
             if end is not None and end.start >= int(state.get(end.bound, end.start + 1)) + end.beyond:
                 continue  # the dim has stopped; what this part makes longer may be needed by others
             state |= {key: jx.fit(state[key], rooms[key]) for key in part.reads if key in state and key in rooms}
-            given = self.given(part, state, jnp.zeros, jx.fit)
+            given = map(keyed, self.all.given(part, state, jnp.full, jx.fit))
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
-            state[key] = self.initial(key, None, jnp.zeros)
+            state[key] = self.all.initial(key, None, jnp.full)
         state |= {key: jx.fit(state[key], rooms[key]) for key in self.results if key in rooms}
         outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))
         return outputs, made
-
-    def given(self, part: Any, state: State, zeros: Any, fit: Any) -> tuple[Any, Any]:
-        """What a part is given: stores that it reads, and those that it writes into, with room for what it adds."""
-        for key in part.reads:
-            if key not in state:
-                state[key] = self.initial(key, part.rooms.get(key), zeros)
-            elif key in part.rooms and state[key].shape != part.rooms[key]:
-                state[key] = fit(state[key], part.rooms[key])
-        kept = {key: state[key] for key in part.reads if key not in part.writes}
-        changed = {key: state.pop(key) for key in part.reads if key in part.writes}
-        return keyed(kept), keyed(changed)
-
-    def initial(self, key: Any, shape: tuple[int, ...] | None, zeros: Any) -> Array:
-        if isinstance(key, Bound):
-            most = jnp.int32(self.lowering.limits[key])
-            return most if zeros is jnp.zeros else zeros((), most.dtype)
-        store = self.lowering.storage.stores[key]
-        if apart.unrolled(store):
-            return tuple(zeros(part.shape, part.dtype) for part in apart.zeros(store))
-        return zeros(shape or store.shape, key.dtype)
 
     def memory(self) -> dict[str, int]:
         """What XLA says the programs take, in bytes: beside inputs and outputs, at the worst moment."""
         *programs, finish = (future.result().memory_analysis() for future in self.programs)
         inputs, outputs = self.inputs, finish.output_size_in_bytes
         taken = [
-            held + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
-            for held, p in zip(self.held, programs, strict=True)
+            beside + p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
+            for beside, p in zip(self.held, programs, strict=True)
         ]
         most = max(*taken, self.growing, inputs + outputs)
         return {"inputs": inputs, "outputs": outputs, "temporaries": most - inputs - outputs}
-
-
-def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
-
-
-def _bytes(arrays: Iterable[Any]) -> int:
-    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(list(arrays)))

@@ -13,7 +13,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,9 +29,9 @@ from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes, only
-from tempo.schedule.offload import Hosted, Slices, host_reads, slices
-from tempo.schedule.script import Chunks, Item, Part, Script
-from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window
+from tempo.schedule.offload import Hosted, Slices, host_reads, is_within, slices
+from tempo.schedule.script import Call, Chunks, Each, Item, Part, Script
+from tempo.schedule.storage import Keeping, Latest, Present, Steps, Storage, Store, Window, single_step
 from tempo.symbolic import Bound, Dim
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class _Compiled:
     offloaded: tuple[Node, ...]
     """What it computes for stores in host memory."""
     function: Any
+    programs: dict[Any, Any] = field(default_factory=dict)
+    """What was compiled of it before it ran, by the shapes that it is given."""
+
+    def __call__(self, *given: Any) -> Any:
+        program = self.programs.get(shapes(given)) if self.programs else None
+        return (program or self.function)(*given)
 
 
 class Parts:
@@ -73,6 +79,10 @@ class Parts:
         self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
+        for node, home in lowering.storage.homes.items():
+            # Others are given what is in host memory.
+            self.readers[node] = {r for r in self.readers.get(node, ()) if is_within(r, home, lowering.schedule)}
+        self.script = script
         self.homes: dict[Node, set[Item]] = {}
         for item in script.leaves():
             for statement in computes(item.trees):
@@ -84,6 +94,7 @@ class Parts:
             for name, edge in self.graph.outputs.items()
             if edge.is_here and self.stores[edge.node].host and all(isinstance(size, int) for size in edge.shape)
         }
+        self.shown = self._shown()
 
     def load(self, inputs: Mapping[str, Array]) -> dict[int, Array]:
         """The stores of the inputs. Those that are stored as they are given are not copied."""
@@ -97,15 +108,92 @@ class Parts:
     def by_key(self, values: Mapping[int, Array]) -> State:
         return {self.keys[key]: value for key, value in values.items()}
 
+    def _shown(self) -> dict[Node, Store]:
+        """What other outputs read of stores in host memory."""
+        edges = [edge for name, edge in self.graph.outputs.items() if name not in self.direct]
+        found = {}
+        for node in {edge.node for edge in edges if edge.node in self.stores and self.stores[edge.node].host}:
+            dims = dict(self.stores[node].dims)
+            for d in node.domain:
+                steps = [single_step(edge, d, self.lowering.schedule) for edge in edges if edge.node is node]
+                known = [step for step in steps if step is not None]
+                if isinstance(dims[d], Steps) and len(known) == len(steps):
+                    dims[d] = Steps(min(known), max(known) - min(known) + 1)
+            found[node] = replace(self.stores[node], dims=dims)
+        return found
+
     def _finish(self, values: Mapping[int, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         state = self.by_key(values)
-        outputs = {n: self.lowering.output(n, e, state) for n, e in self.graph.outputs.items() if n not in self.direct}
-        return outputs, self.lowering.made(state)
+        lowering = copy.copy(self.lowering)
+        lowering.storage = Storage({**self.stores, **self.shown})
+        outputs = {n: lowering.output(n, e, state) for n, e in self.graph.outputs.items() if n not in self.direct}
+        return outputs, lowering.made(state)
+
+    def finally_read(self, state: State, full: Any) -> State:
+        """What outputs read of the stores on the device."""
+        read = {edge.node for name, edge in self.graph.outputs.items() if name not in self.direct}
+        # A node of which only slices of no length are read has no store.
+        keys = {*(read & self.stores.keys()), *self.lowering.schedule.open} - self.shown.keys()
+        return {key: state[key] if key in state else self.initial(key, None, full) for key in keys}
 
     def __getitem__(self, item: Part | Chunks) -> _Compiled:
         if item not in self.compiled:
             self.compiled[item] = self.compile(item)
         return self.compiled[item]
+
+    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None, full: Any) -> Any:
+        """What a state has at first: made by ``full`` for a shape, a number and a dtype."""
+        if isinstance(key, Bound):
+            return full((), self.lowering.limits[key], np.int32)
+        store = self.local.get(key) or self.stores[key]
+        if apart.unrolled(store):
+            parts = apart.part_of(store)
+            return tuple(full(parts.shape, 0, key.dtype) for _ in range(store.bytes // parts.bytes))
+        return full(shape or store.shape, 0, key.dtype)
+
+    def given(self, part: _Compiled, state: State, full: Any, fit: Any) -> tuple[State, State]:
+        """What a part is given, out of a state: stores that it reads, and those that it writes into, which are no
+        longer there, with room for what it adds."""
+        for key in part.reads:
+            if key not in state:
+                state[key] = self.initial(key, part.rooms.get(key), full)
+            elif key in part.rooms and state[key].shape != part.rooms[key]:
+                state[key] = fit(state[key], part.rooms[key])
+        kept = {key: state[key] for key in part.reads if key not in part.writes}
+        return kept, {key: state.pop(key) for key in part.reads if key in part.writes}
+
+    @functools.cached_property
+    def over(self) -> dict[Item, tuple[Any, ...]]:
+        """What is needed no more after each part of the script: what it reads or writes, but nothing after it."""
+        found: dict[Item, tuple[Any, ...]] = {}
+        self._over(self.script.items, {*self.results, *self.lowering.schedule.open} - self.local.keys(), found)
+        return found
+
+    def _over(self, items: Sequence[Item], later: set[Any], found: dict[Item, tuple[Any, ...]]) -> set[Any]:
+        """The same for some items, if others will read ``later``; what they all read."""
+        for item in reversed(items):
+            if isinstance(item, Each):
+                # The next iteration reads what this one does.
+                inside = self._reads(item.body)
+                self._over(item.body, later | inside, found)
+                later = later | inside
+            else:
+                reads = self._reads((item,))
+                touched = reads if isinstance(item, Call) else {*reads, *self[item].writes}
+                # Of chunks there may be more.
+                again = reads if isinstance(item, Chunks) else set()
+                found[item] = tuple(key for key in touched if key not in later | again)
+                later = later | reads
+        return later
+
+    def _reads(self, items: Sequence[Item]) -> set[Any]:
+        found: set[Any] = set()
+        for item in items:
+            if isinstance(item, Each):
+                found |= self._reads(item.body)
+            else:
+                found |= {*producers(item.node, self.graph.cases)} if isinstance(item, Call) else {*self[item].reads}
+        return found
 
     def compile(self, item: Part | Chunks) -> _Compiled:
         inside = [n for n in dict.fromkeys(c.node for c in computes(item.trees)) if n.op is not INPUT]
@@ -138,7 +226,7 @@ class Parts:
         @functools.partial(jax.jit, donate_argnums=1)
         def function(kept: Any, changed: Any, at: Any, chunk: Any, firsts: Any) -> Any:
             state = self.by_key({**kept, **changed})
-            given = {n: _sliced(self.stores[n], cut, firsts[n.number]) for n, cut in cuts.items()}
+            given = {n: sliced(self.stores[n], cut, firsts[n.number]) for n, cut in cuts.items()}
             inner = copy.copy(lowering)
             inner.storage = Storage({**lowering.storage.stores, **given})
             here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()} | known
@@ -163,7 +251,7 @@ class Parts:
 
     def is_local(self, node: Node, item: Item) -> bool:
         """Whether a node's values are read within a part only. (A reader may be computed in several.)"""
-        return node not in self.results and all(
+        return (node not in self.results or node in self.local) and all(
             self.homes.get(reader, {item}) == {item} for reader in self.readers.get(node, ())
         )
 
@@ -207,27 +295,23 @@ class JaxWorker:
         with self.machine.settings():
             emitted = self.run(item, compiled, at, (np.int32(steps[0]), np.int32(len(steps))))
             # How long a chunk takes decides about the next one.
-            for key in compiled.writes:
-                jax.block_until_ready(self.state[key])  # type: ignore[no-untyped-call]
+            written = [self.state[key] for key in compiled.writes if key in self.state]
+            jax.block_until_ready(written)  # type: ignore[no-untyped-call]
             made = [tree.cut(steps) for tree in compiled.emits if isinstance(tree, Loop)]
             return list(self.records(compiled, made, emitted, at))
 
     def run(self, item: Part | Chunks, compiled: _Compiled, at: At, chunk: Any) -> State:
         """Run an XLA program; what it emits."""
         state = self.state
-        for key in compiled.reads:
-            if key not in state:
-                state[key] = self.initial(key, compiled.rooms.get(key))
-            elif key in compiled.rooms:
-                state[key] = jx.fit(state[key], compiled.rooms[key])
-        kept = {key: state[key] for key in compiled.reads if key not in compiled.writes}
-        changed = {key: state[key] for key in compiled.reads if key in compiled.writes}
+        kept, changed = self.parts.given(compiled, state, self.full, jx.fit)
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
         cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
         kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
         firsts = keyed({cut.node: keyed(cut.firsts) for cut in cuts})
-        written, emitted, blocks = compiled.function(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
+        written, emitted, blocks = compiled(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
         state.update(self.parts.by_key(written))
+        for key in self.parts.over[item]:
+            state.pop(key, None)
         # While the device computes, it is sent what it needs next, and what it has computed before is fetched.
         self.host.prefetch(compiled.slices, _following(item, at))
         self.host.fetch()
@@ -235,13 +319,8 @@ class JaxWorker:
             self.host.write(node, at, blocks[node.number])
         return self.parts.by_key(emitted)
 
-    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None = None) -> Array:
-        if isinstance(key, Bound):
-            return jnp.asarray(self.lowering.limits[key], jnp.int32, device=self.machine.device)
-        store = self.parts.local.get(key) or self.parts.stores[key]
-        if apart.unrolled(store):
-            return apart.zeros(store, device=self.machine.device)
-        return jnp.zeros(shape or store.shape, key.dtype, device=self.machine.device)
+    def full(self, shape: tuple[int, ...], value: int, dtype: Any) -> Array:
+        return jnp.full(shape, value, dtype, device=self.machine.device)
 
     def records(
         self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
@@ -292,15 +371,8 @@ class JaxWorker:
     def outputs(self) -> dict[str, Array]:
         with self.machine.settings():
             edges, direct = self.lowering.graph.outputs, self.parts.direct
-            nodes = {edge.node for name, edge in edges.items() if name not in direct}
-            # A node of which only slices of no length are read has no store.
-            needed = {*(node for node in nodes if node in self.parts.stores), *self.lowering.schedule.open}
-            hosted = {key for key in needed if isinstance(key, Node) and self.parts.stores[key].host}
-            values = {key: self.host.on_device(self.host.cut(key, {}, {})) for key in hosted}
-            for key in needed - hosted:
-                if key not in self.state:
-                    self.state[key] = self.initial(key)
-                values[key] = self.state[key]
+            values = self.parts.finally_read(self.state, self.full)
+            values |= {node: self.host.on_device(self.host.part(store)) for node, store in self.parts.shown.items()}
             outputs, made = self.parts.finish(keyed(values))
             outputs |= {
                 name: self.host.output(edges[name].node, self.lowering.schedule.results[name]) for name in direct
@@ -379,7 +451,7 @@ def _known(innermost: Mapping[Dim, Loop]) -> dict[Dim, int]:
     }
 
 
-def _sliced(store: Store, cut: Slices, firsts: Mapping[int, Any]) -> Store:
+def sliced(store: Store, cut: Slices, firsts: Mapping[int, Any]) -> Store:
     """What a part has of a store in host memory, from steps on that are known while it runs."""
     kept = {d: Steps(firsts[d.number], cut[d].size) if d in cut else kept for d, kept in store.dims.items()}
     return replace(store, dims=kept)
@@ -412,6 +484,11 @@ def _after(trees: Sequence[Tree]) -> Iterator[Node]:
 def keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
     """Nodes, dims and bounds by number: JAX sorts the keys of what it is given."""
     return {_key(key): value for key, value in values.items()}
+
+
+def shapes(given: Any) -> tuple[Any, ...]:
+    """The shapes of arrays: equal for what the same XLA program computes with."""
+    return tuple(np.shape(array) for array in jax.tree.leaves(given))
 
 
 def _key(key: Any) -> int:
