@@ -24,6 +24,7 @@ from tempo.passes import apply_passes, with_own_emits
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
+from tempo.schedule.cost import RATES
 from tempo.schedule.decisions import decisions
 from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan, wanted_plan
@@ -99,8 +100,12 @@ class Executable:
         with self.timed("plan"):
             speed = GPU_SPEED if parallel else CPU_SPEED
             buckets = Buckets(wanted.cuts(self.source), speed)
-            hosted = wanted.in_host_memory(self.source, self.graph)
-            planner = Planner(self.graph, self.numbers, wanted, unrolled, buckets, hosted)
+            rates = RATES["gpu" if parallel else "cpu"]
+            # What is in host memory is named in terms of what is computed again.
+            first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
+            planner = Planner(self.graph, self.numbers, first, unrolled, buckets, self.source, rates)
+            if wanted.recompute:
+                planner = planner.again(wanted)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
@@ -113,7 +118,7 @@ class Executable:
         return "numpy" if self._machine is None else str(self._machine.device.device_kind)
 
     def _take(self, planned: Planned) -> None:
-        self.schedule, self.storage = planned.schedule, planned.storage
+        self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
         self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage, planned.reasons))
         self._script = Script(self.graph, self.schedule, self.storage)
 

@@ -26,13 +26,15 @@ class Plan:
     of its own, so that the weights of a layer are not cut out of those of all layers. ``host``: the names of tensors
     whose values of all steps are in host memory, from which every block gets its part; "*" for all that can be there.
     These are inputs, and what loops in blocks compute. ``run.explain()`` shows what those without a name are called:
-    ``tanh#2``.
+    ``tanh#2``. ``recompute``: whether values that a later loop reads, back-propagation above all, are computed again
+    there where that means that fewer bytes are kept.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     unroll: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
+    recompute: bool = False
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
@@ -166,6 +168,8 @@ def _check_name(what: str, name: str, graph: Graph) -> None:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "what takes fewer bytes"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {size}" for name, size in value.items())
     return ", ".join(map(str, value))

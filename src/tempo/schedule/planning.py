@@ -6,15 +6,17 @@ import bisect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any
 
 from tempo.errors import BudgetError, ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.schedule.buckets import Buckets
+from tempo.schedule.cost import RATES, Rates, seconds
 from tempo.schedule.loops import Schedule, Scheduler
 from tempo.schedule.offload import offload, traffic
 from tempo.schedule.plan import Plan, store_names
+from tempo.schedule.recompute import recomputing, worth_recomputing
 from tempo.schedule.storage import Storage, plan_storage
 from tempo.symbolic import Dim
 
@@ -33,6 +35,7 @@ class Planned:
     """A plan and what comes of it."""
 
     plan: Plan
+    graph: Graph
     schedule: Schedule
     storage: Storage
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -73,10 +76,15 @@ class Planner:
         wanted: Plan,
         unrolled: frozenset[Dim] = frozenset(),
         buckets: Buckets | None = None,
-        hosted: Mapping[Node, str] = MappingProxyType({}),
+        source: Graph | None = None,
+        rates: Rates = RATES["cpu"],
     ) -> None:
+        """``source`` is the graph as the user wrote it, if passes have made another one of it; ``rates`` are those of
+        the device."""
         self.graph = graph
-        self.hosted = hosted
+        self.source = source or graph
+        self.rates = rates
+        self.hosted = wanted.in_host_memory(self.source, graph)
         self.buckets = buckets
         self.unrolled = unrolled
         self.numbers = numbers
@@ -95,7 +103,7 @@ class Planner:
             hosted = {node: self.names[node] for node in host if node not in self.hosted}
             storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted})
             plan = replace(plan, host=(*plan.host, *hosted.values()))
-            self.found[key] = Planned(plan, schedule, storage)
+            self.found[key] = Planned(plan, self.graph, schedule, storage)
         return self.found[key]
 
     def on_device(self, plan: Plan) -> tuple[Schedule, Storage]:
@@ -116,15 +124,22 @@ class Planner:
         return self.within(int(least.storage.peak * SLACK))
 
     def within(self, budget: int) -> Planned:
-        """As much at once as fits into some bytes; if nothing does, with stores in host memory."""
+        """As much at once as fits into some bytes; if nothing does, with values computed again or stores in host
+        memory, whichever takes less time; if that does not do either, with both."""
         fastest = self.fastest()
         if fastest.storage.peak <= budget:
             return fastest
-        for fitting in (self.without_host, self.with_host):
-            for blocks in self.single_steps():
-                found = fitting(blocks, budget)
-                if found is not None:
-                    return self.enlarged(found, blocks, budget, fitting)
+        if (found := self.fitting(budget, self.without_host)) is not None:
+            return found
+        again = self.recomputing
+        alternatives = [self.fitting(budget, self.with_host)]
+        if again is not None:
+            alternatives.append(again.fitting(budget, again.without_host))
+        possible = [found for found in alternatives if found is not None]
+        if not possible and again is not None and (both := again.fitting(budget, again.with_host)) is not None:
+            possible = [both]
+        if possible:
+            return min(possible, key=self.seconds)
         smallest = self.least()
         host = " and stores in host memory" if smallest.plan.host != self.wanted.host else ""
         raise BudgetError(
@@ -134,9 +149,32 @@ class Planner:
             hint=f"give memory={smallest.storage.peak}, or smaller bounds",
         )
 
+    def fitting(self, budget: int, fits: Fitting) -> Planned | None:
+        """The plan with the largest blocks of those that fit."""
+        for blocks in ({}, *self.single_steps()):
+            found = fits(blocks, budget)
+            if found is not None:
+                return self.enlarged(found, blocks, budget, fits)
+        return None
+
+    @cached_property
+    def recomputing(self) -> Planner | None:
+        """What plans the program in which values are computed again, if any are worth it."""
+        found = None if self.wanted.recompute else self.again(replace(self.wanted, recompute=True))
+        return None if found is None or found.graph is self.graph else found
+
+    def again(self, wanted: Plan) -> Planner:
+        """What plans the program in which values are computed again."""
+        blocks = {**self.single_steps()[0], **self.wanted.blocks}
+        schedule, storage = self.on_device(replace(self.wanted, blocks=blocks))
+        again = worth_recomputing(self.graph, schedule, storage)
+        graph = recomputing(self.graph, again) if again else self.graph
+        return Planner(graph, self.numbers, wanted, self.unrolled, self.buckets, self.source, self.rates)
+
     def least(self) -> Planned:
         """The plan that takes least memory of those that were looked at."""
-        return min(self.found.values(), key=lambda planned: planned.storage.peak)
+        others = [] if self.recomputing is None else [*self.recomputing.found.values()]
+        return min([*self.found.values(), *others], key=lambda planned: planned.storage.peak)
 
     def without_host(self, blocks: Mapping[str, int], budget: int) -> Planned | None:
         """The plan with these blocks, if it fits."""
@@ -174,9 +212,11 @@ class Planner:
         return found
 
     def seconds(self, planned: Planned) -> float:
-        """What stores in host memory cost: the time that Python takes for every block, and for every byte moved."""
-        found = traffic(self.graph, planned.schedule, planned.storage)
-        return found.parts * PART_SECONDS + found.moved / HOST_SPEED
+        """How long a run takes, roughly: to compute, and for stores in host memory the time that Python takes for every
+        block, and for every byte moved."""
+        found = traffic(planned.graph, planned.schedule, planned.storage)
+        computing = seconds(planned.graph, planned.schedule, planned.storage, self.rates)
+        return computing + found.parts * PART_SECONDS + found.moved / HOST_SPEED
 
     def single_steps(self) -> list[dict[str, int]]:
         """Blocks of one step: of the innermost dims that have loops anyway, of more and more of these, of all dims."""

@@ -122,7 +122,7 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
     }
     named = dict.fromkeys(node.name for node in graph.nodes if node.name)
     host = ("*",) if choices.boolean() else tuple(name for name in named if choices.boolean())
-    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host)
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, recompute=choices.boolean(0.4))
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:
