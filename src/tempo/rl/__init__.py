@@ -1,6 +1,7 @@
 """Reinforcement learning: distributions, returns, environments and algorithms, written in Tempo's public API alone."""
 
 from tempo.rl.distributions import Bernoulli, Categorical, Distribution, Normal, TanhNormal, kl
+from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
 
 __all__ = [
     "Bernoulli",
@@ -8,5 +9,10 @@ __all__ = [
     "Distribution",
     "Normal",
     "TanhNormal",
+    "discounted",
+    "gae",
     "kl",
+    "n_step",
+    "td_lambda",
+    "vtrace",
 ]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import tempo as tp
 
 Tensor = tp.RecurrentTensor
-Domain = tp.Dim | Sequence[tp.Dim] | None
+Domain = tp.Dim | tuple[tp.Dim, ...] | None
 
 
 class Distribution(ABC):
@@ -66,7 +65,8 @@ class Categorical(Distribution):
 
     def _finite(self) -> Tensor:
         """Logits of -inf rule an action out; 0 times -inf would be nan."""
-        return tp.maximum(self.logits, -1e30)
+        finite: Tensor = tp.maximum(self.logits, -1e30)
+        return finite
 
 
 class Bernoulli(Distribution):
