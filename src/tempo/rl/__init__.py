@@ -1,5 +1,6 @@
 """Reinforcement learning: distributions, returns, environments and algorithms, written in Tempo's public API alone."""
 
+from tempo.rl.algorithms import Algorithm, ppo, reinforce
 from tempo.rl.distributions import Bernoulli, Categorical, Distribution, Normal, TanhNormal, kl
 from tempo.rl.environments import (
     Acrobot,
@@ -16,22 +17,28 @@ from tempo.rl.environments import (
     Synthetic,
     Transition,
 )
+from tempo.rl.learner import Learner
+from tempo.rl.networks import Critic, Policy
 from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
 
 __all__ = [
     "Acrobot",
+    "Algorithm",
     "Bernoulli",
     "Box",
     "CartPole",
     "Catch",
     "Categorical",
+    "Critic",
     "Discrete",
     "Distribution",
     "Environment",
     "EnvironmentState",
     "Gymnasium",
+    "Learner",
     "Normal",
     "Pendulum",
+    "Policy",
     "Rollout",
     "Steps",
     "Synthetic",
@@ -41,6 +48,8 @@ __all__ = [
     "gae",
     "kl",
     "n_step",
+    "ppo",
+    "reinforce",
     "td_lambda",
     "vtrace",
 ]

@@ -17,7 +17,8 @@ class Gymnasium:
     """``count`` copies of the Gymnasium environment ``name``, stepped together by ``gymnasium.vector``.
 
     To be given to ``rl.Rollout``, with a batch dim whose bound is ``count``. Every run of the program starts with a
-    reset by ``seed``, so that runs repeat. Further keywords are those of ``gymnasium.make_vec``.
+    reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes. Further
+    keywords are those of ``gymnasium.make_vec``.
     """
 
     observation: tp.Spec
@@ -43,6 +44,7 @@ class Gymnasium:
             self._first_action = int(done.start)
         elif isinstance(done, gymnasium.spaces.Box):
             self.action = Box(done.shape, float(done.low.min()), float(done.high.max()))
+            self._limits = done.low, done.high
         else:
             raise _unsupported(name, "actions", done)
 
@@ -63,6 +65,8 @@ class Gymnasium:
         def step(actions: Any) -> Any:
             if isinstance(self.action, Discrete):
                 actions = actions.astype(np.int64) + self._first_action
+            else:
+                actions = np.clip(actions, *self._limits)
             observation, reward, terminated, truncated, info = self.envs.step(actions)
             reached = np.array(observation, dtype)
             for n in np.flatnonzero(terminated | truncated):

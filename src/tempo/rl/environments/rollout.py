@@ -19,7 +19,7 @@ Tensor = tp.RecurrentTensor
 
 
 class Steps(NamedTuple):
-    """What every step gave: tensors over the dims of the rollout."""
+    """What every step gave: tensors over the dims of the rollout, or without dims where it is always the same."""
 
     reward: Tensor
     """Shape (), float32 or what the environment's dtype is."""
