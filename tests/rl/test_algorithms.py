@@ -98,7 +98,8 @@ def test_ppo_as_pytorch(env: rl.Environment) -> None:
     with algorithm.program as prog:
         for name in data:
             prog.output(f"data.{name}", algorithm.tensors[name])
-    result = prog.evaluate(algorithm.bounds, **{f"initial.{name}": array for name, array in initial.items()})
+    run = prog.compile(algorithm.bounds, backend="numpy")
+    result = run(**{f"initial.{name}": array for name, array in initial.items()})
 
     theirs = TorchPPO(initial)
     # What is the same everywhere has no dims: the reward of CartPole, the terminations of Pendulum.
