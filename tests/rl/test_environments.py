@@ -220,3 +220,22 @@ def test_spaces_that_are_no_arrays() -> None:
         "the observations of Blackjack-v1 are Tuple(Discrete(32), Discrete(11), Discrete(2)), "
         "which is no array of a fixed shape"
     )
+
+
+def test_dims_that_do_not_fit() -> None:
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        with pytest.raises(tp.errors.DomainError) as error:
+            rl.Rollout(rl.CartPole(), over=(b, i, t))
+        assert error.value.message == "a rollout goes over iterations and steps, or steps alone, not over 3 dims"
+        env = rl.Gymnasium("CartPole-v1", 3)
+        with pytest.raises(tp.errors.DomainError) as error:
+            rl.Rollout(env, over=t)
+        assert error.value.message == "3 environments CartPole-v1 need one batch dim, not 0"
+        play = rl.Rollout(env, over=t, batch=b, name="gymnasium")
+        prog.output("reward", play.step(tp.constant(0)).reward)
+    with pytest.raises(tp.errors.HostError) as error:
+        prog.evaluate({B: 2, I: 1, T: 1})
+    assert error.value.message == "host function reset returned shape (3, 4) at its only point, declared is (2, 4)"

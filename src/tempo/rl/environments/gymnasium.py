@@ -50,12 +50,19 @@ class Gymnasium:
 
     def reset(self, batch: Domain) -> Tensor:
         """The first observations, one for every point of ``batch``."""
+        dims = _dims(batch)
+        if len(dims) != 1:
+            raise tp.errors.DomainError(
+                f"{self.count} environments {self.name} need one batch dim, not {len(dims)}",
+                places=[("here", tp.errors.user_line())],
+                hint="rl.Rollout(env, over=(i, t), batch=b)",
+            )
 
         def reset() -> Any:
             observation, _ = self.envs.reset(seed=self.seed)
             return np.asarray(observation, self.observation.dtype)
 
-        first: Tensor = tp.host(reset, out=self.observation, batch=_dims(batch))
+        first: Tensor = tp.host(reset, out=self.observation, batch=dims)
         return first
 
     def step(self, action: Tensor, sequence: Domain, batch: Domain) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -66,7 +73,7 @@ class Gymnasium:
             if isinstance(self.action, Discrete):
                 actions = actions.astype(np.int64) + self._first_action
             else:
-                actions = np.clip(actions, *self._limits)
+                actions = np.clip(actions.reshape(-1, *self.action.shape), *self._limits)
             observation, reward, terminated, truncated, info = self.envs.step(actions)
             reached = np.array(observation, dtype)
             for n in np.flatnonzero(terminated | truncated):
