@@ -52,6 +52,7 @@ class Rollout:
         self.over = over if isinstance(over, tuple) else (over,)
         self.batch = batch if isinstance(batch, tuple) else (batch,)
         self.name = name
+        self._starts: dict[str, tp.State] = {}
         if len(self.over) not in (1, 2):
             raise tp.errors.DomainError(
                 f"a rollout goes over iterations and steps, or steps alone, not over {len(self.over)} dims",
@@ -87,16 +88,23 @@ class Rollout:
 
     def _carried(self, name: str, first: Any) -> Tensor:
         """A tensor that is ``first`` at the first step of all, and goes on from iteration to iteration."""
-        x = self.program.recurrent(f"{self.name}.{name}", first.shape, self.domain, first.dtype)
-        x[self._index({d: 0 for d in self.over})] = first
+        name = f"{self.name}.{name}"
+        x = self.program.recurrent(name, first.shape, self.domain, first.dtype)
+        *outer, t = self.over
+        if outer:
+            # What an iteration starts from, as a tensor of its own: x itself is not kept until the next one.
+            first = self._starts[name] = self.program.state(f"{name}.start", first, over=outer, domain=self.batch)
+        x[_at(self.domain, t, 0)] = first
         return x
 
     def _continue(self, x: Tensor, after: Tensor) -> None:
         """``after`` is what x is at the next step."""
-        *outer, t = self.over
-        x[self._index({t: t + 1})] = after
-        for i in outer:
-            x[self._index({i: i + 1, t: 0})] = x[self._index({t: t.bound})]
+        t = self.over[-1]
+        x[t > 0] = after[_at(after.domain, t, t - 1)]
+        if x.name in self._starts:
+            self._starts[x.name].next = after[_at(after.domain, t, t.bound - 1)]
 
-    def _index(self, changed: dict[Any, Any]) -> tuple[Any, ...]:
-        return tuple(changed.get(d, d) for d in self.domain)
+
+def _at(domain: tuple[Any, ...], t: tp.Dim, index: Any) -> tuple[Any, ...]:
+    """An index at another step of t, and here over all other dims."""
+    return tuple(index if d is t else d for d in domain)
