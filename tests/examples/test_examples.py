@@ -20,8 +20,8 @@ from jax.scipy.special import logsumexp
 import tempo as tp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# The demonstration prints more, the character model takes longer; they have tests of their own.
-OWN = ("demo", "character_model")
+# The demonstration prints more, the others train for longer; they have tests of their own.
+OWN = ("demo", "character_model", "ppo_cartpole")
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OWN)
 
 Array = Any

@@ -1,0 +1,31 @@
+"""What functions that build a training program give."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tempo as tp
+from tempo.rl.environments import Steps
+
+Tensor = tp.RecurrentTensor
+
+
+class Algorithm(NamedTuple):
+    """A training program, the bounds to compile it with, and its tensors by name, for results of your own."""
+
+    program: tp.Program
+    bounds: dict[Any, int]
+    tensors: dict[str, Tensor]
+
+
+def emit_episodes(prog: tp.Program, steps: Steps, b: tp.Dim, t: tp.Dim) -> None:
+    """Emit, for every iteration, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
+    ended = (steps.terminated | steps.truncated).astype(tp.float32)
+    total = ended * steps.episode_return
+
+    def everywhere(x: Tensor) -> Tensor:
+        return tp.sum(x[tuple(slice(0, d.bound) if d in (b, t) else d for d in x.domain)])
+
+    episodes = everywhere(ended)
+    prog.emit("episodes", episodes)
+    prog.emit("episode_return", tp.where(episodes > 0, everywhere(total) / tp.maximum(episodes, 1.0), float("nan")))

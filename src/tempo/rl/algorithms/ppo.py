@@ -1,0 +1,123 @@
+"""Proximal policy optimisation (Schulman et al., 2017), with the details of its usual implementations.
+
+In every iteration i, environments b act for steps t with the policy as it is, whose advantages are those of GAE. Then
+epochs e go over all that was seen, each in another order, in minibatches m:
+
+    ratio = pi(a | o) / pi_acting(a | o)
+    policy loss = -mean(min(ratio A, clip(ratio, 1 - c, 1 + c) A))
+    value loss = 1/2 mean(max((v - G)^2, (clip(v, v_acting - c, v_acting + c) - G)^2)),  G = A + v_acting
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tempo as tp
+from tempo import nn, optim
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
+from tempo.rl.environments import Environment, Gymnasium, Rollout
+from tempo.rl.learner import Learner
+from tempo.rl.networks import Critic, Policy
+from tempo.rl.returns import gae
+
+Tensor = tp.RecurrentTensor
+
+
+class ActorCritic(nn.Module):
+    """A policy and a critic, as one module."""
+
+    def __init__(self, policy: nn.Module, critic: nn.Module) -> None:
+        self.policy: Any = policy
+        self.critic: Any = critic
+
+
+def ppo(
+    env: Environment | Gymnasium,
+    policy: nn.Module | None = None,
+    critic: nn.Module | None = None,
+    *,
+    iterations: int,
+    count: int,
+    steps: int,
+    epochs: int = 4,
+    minibatches: int = 4,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    rate: float = 2.5e-4,
+    anneal: bool = True,
+    clip: float = 0.2,
+    clip_value: bool = True,
+    normalise: bool = True,
+    value_weight: float = 0.5,
+    entropy_weight: float = 0.01,
+    most_norm: float = 0.5,
+    init: bool = True,
+) -> Algorithm:
+    """``count`` environments act ``steps`` steps in every iteration, and what they saw is learned from in
+    ``epochs`` times ``minibatches`` updates.
+
+    ``anneal`` lets the learning rate go to 0 with the iterations; ``normalise`` gives the advantages of a minibatch
+    a mean of 0 and a standard deviation of 1. Emits ``loss``, ``episodes`` and ``episode_return`` in every iteration;
+    outputs are the parameters in the end, by name. With ``init=False`` their first values are inputs (``Learner``).
+    """
+    size, rest = divmod(count * steps, minibatches)
+    if rest:
+        raise tp.errors.ProgramError(
+            f"{count} environments times {steps} steps cannot be shared out among {minibatches} minibatches",
+            places=[("here", tp.errors.user_line())],
+            hint="minibatches has to divide count * steps",
+        )
+    with tp.Program("ppo") as prog:
+        i, I = prog.dim("i")
+        e, E = prog.dim("e")
+        m, M = prog.dim("m")
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        learner = Learner(ActorCritic(policy or Policy(env), critic or Critic(env)), prog, i, (e, m), init)
+        net, acting = learner.net, learner.acting
+
+        # Acting
+        play = Rollout(env, over=(i, t), batch=b)
+        p = acting.policy(play.observation)
+        action = p.sample()
+        made = play.step(action)
+        value = acting.critic(play.observation)
+        ahead = acting.critic(made.next_observation)
+        advantage = gae(made.reward, value, ahead, made.terminated, made.truncated, t, gamma, lam)
+
+        # Minibatches: all steps of all environments, in an order of every epoch's own
+        order = tp.random.permutation(count * steps, domain=(i, e))
+        chosen = order.space[m * size : (m + 1) * size]
+
+        def minibatch(x: Tensor) -> Tensor:
+            together = x[i, 0:count, 0:steps]
+            flat = together.reshape((count * steps, *together.shape[2:]))
+            return tp.stop_gradient(flat.take(chosen, axis=0))
+
+        seen, done = minibatch(play.observation), minibatch(action)
+        A, v_before = minibatch(advantage), minibatch(value)
+        G = A + v_before
+        if normalise:
+            A = (A - tp.mean(A)) / (tp.std(A) + 1e-8)
+
+        # Learning
+        q = net.policy(seen)
+        ratio = tp.exp(q.log_prob(done) - minibatch(p.log_prob(action)))
+        policy_loss = -tp.mean(tp.minimum(ratio * A, tp.clip(ratio, 1 - clip, 1 + clip) * A))
+        v = net.critic(seen)
+        error = tp.square(v - G)
+        if clip_value:
+            error = tp.maximum(error, tp.square(v_before + tp.clip(v - v_before, -clip, clip) - G))
+        value_loss = 0.5 * tp.mean(error)
+        loss = policy_loss + value_weight * value_loss - entropy_weight * tp.mean(q.entropy())
+        gradients = optim.clip_by_global_norm(tp.grad(loss, learner.parameters), most_norm)
+        left = 1 - i.value.astype(tp.float32) / iterations if anneal else 1.0
+        learner.update(optim.Adam(rate * left, epsilon=1e-5), gradients)
+
+        prog.emit("loss", tp.mean(loss[i, 0:E, 0:M]))
+        emit_episodes(prog, made, b, t)
+        for name, parameter in learner.parameters.items():
+            prog.output(name, parameter.final)
+    tensors = {"observation": play.observation, "action": action, "log_prob": p.log_prob(action), "value": value}
+    tensors |= {"next_value": ahead, "advantage": advantage, "order": order, "loss": loss, **made._asdict()}
+    return Algorithm(prog, {I: iterations, E: epochs, M: minibatches, B: count, T: steps}, tensors)

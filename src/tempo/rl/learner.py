@@ -1,0 +1,58 @@
+"""A model that acts with what it knew when an iteration began, while it learns in several updates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import tempo as tp
+from tempo import nn, optim
+
+Tensor = tp.RecurrentTensor
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class Learner(Generic[ModuleT]):
+    """The parameters of a model over (i, *inner): iterations, and the updates within one (epochs, minibatches).
+
+    ``net`` is the model at every update, ``acting`` the model at the beginning of every iteration, over i alone.
+    ``update`` says what parameters become. With ``init=False`` first values are inputs, named ``initial.`` and the
+    parameter's name.
+    """
+
+    def __init__(
+        self, model: ModuleT, prog: tp.Program, i: tp.Dim, inner: tuple[tp.Dim, ...], init: bool = True
+    ) -> None:
+        first = model.declare(prog, "initial", init)
+        named = first.parameters()
+        self.parameters = {name: prog.state(name, value, over=(i, *inner)) for name, value in named.items()}
+        # acting[i] is parameters[i, 0, 0], but computed without them: what acts does not wait for what is learned then.
+        self._acting = {name: prog.state(f"acting.{name}", value, over=i) for name, value in named.items()}
+        self._last = (i, *(d.bound - 1 for d in inner))
+        self.net = _with(first, {id(named[name]): state for name, state in self.parameters.items()})
+        self.acting = _with(first, {id(named[name]): state for name, state in self._acting.items()})
+
+    def update(self, optimiser: optim.Optimiser, gradients: Mapping[str, Tensor]) -> None:
+        """Make a step with gradients by ``parameters``."""
+        optimiser.update(self.parameters, gradients)
+        for name, state in self._acting.items():
+            state.next = self.parameters[name].next[self._last]
+
+
+def _with(module: ModuleT, values: Mapping[int, Any]) -> ModuleT:
+    """A copy of a module with other tensors in place of those with these ids."""
+
+    def replaced(value: Any) -> Any:
+        if id(value) in values:
+            return values[id(value)]
+        if isinstance(value, nn.Module):
+            other = copy.copy(value)
+            vars(other).update({name: replaced(part) for name, part in vars(value).items()})
+            return other
+        if isinstance(value, dict):
+            return {name: replaced(part) for name, part in value.items()}
+        return type(value)(map(replaced, value)) if type(value) in (list, tuple) else value
+
+    whole: ModuleT = replaced(module)
+    return whole

@@ -1,0 +1,59 @@
+"""Small policies and critics, for environments as they are; any module with the same shapes does as well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tempo as tp
+from tempo import nn
+from tempo.rl.distributions import Categorical, Distribution, Normal
+from tempo.rl.environments.environment import Discrete
+
+Tensor = tp.RecurrentTensor
+
+
+class Policy(nn.Module):
+    """From an observation (..., *shape) to a distribution over the environment's actions.
+
+    ``Categorical`` for actions that are counted, else ``Normal`` with a standard deviation that is a parameter.
+    """
+
+    def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        self.counted = isinstance(env.action, Discrete)
+        self.shape = env.observation.shape
+        outputs = env.action.count if self.counted else math.prod(env.action.shape)
+        self.net = _network([math.prod(self.shape), *hidden, outputs], activation, last_gain=0.01)
+        self.log_std: Any = None if self.counted else nn.Parameter((outputs,), nn.init.zeros)
+
+    def __call__(self, observation: Tensor) -> Distribution:
+        y = self.net(_flat(observation, self.shape))
+        return Categorical(y) if self.log_std is None else Normal(y, tp.exp(self.log_std))
+
+
+class Critic(nn.Module):
+    """From an observation (..., *shape) to its value (...)."""
+
+    def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        self.shape = env.observation.shape
+        self.net = _network([math.prod(self.shape), *hidden, 1], activation, last_gain=1.0)
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        return tp.squeeze(self.net(_flat(observation, self.shape)), -1)
+
+
+def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain: float) -> nn.MLP:
+    """Weights keep the size of what goes through, but for the last layer; nothing is preferred at first."""
+    net = nn.MLP(sizes, activation)
+    for layer in net.layers:
+        gain = last_gain if layer is net.layers[-1] else math.sqrt(2)
+        layer.weight.init = nn.init.kaiming_uniform(gain)
+        layer.bias.init = nn.init.zeros
+    return net
+
+
+def _flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    """All axes of an observation as one."""
+    leading = observation.shape[: observation.ndim - len(shape)]
+    return observation.reshape((*leading, math.prod(shape))).astype(tp.float32)

@@ -1,0 +1,156 @@
+"""Algorithms: a PPO update against plain PyTorch, and policies that learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tempo as tp
+from tempo import rl
+
+COUNT, STEPS, EPOCHS, MINIBATCHES, ITERATIONS = 3, 8, 2, 3, 2
+GAMMA, LAMBDA, RATE, CLIP = 0.9, 0.8, 1e-2, 0.1
+
+
+class TorchPPO:
+    """PPO as one would write it in PyTorch, on what the program saw and did."""
+
+    def __init__(self, initial: dict[str, np.ndarray]) -> None:
+        self.parameters = {name: torch.tensor(array, requires_grad=True) for name, array in initial.items()}
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=RATE, eps=1e-5)
+
+    def net(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weights = [self.parameters[f"{name}.net.layers.{n}.{part}"] for n in (0, 1) for part in ("weight", "bias")]
+        return torch.tanh(x @ weights[0].T + weights[1]) @ weights[2].T + weights[3]
+
+    def policy(self, x: torch.Tensor) -> Any:
+        y = self.net("policy", x)
+        if "policy.log_std" not in self.parameters:
+            return torch.distributions.Categorical(logits=y)
+        normal = torch.distributions.Normal(y, self.parameters["policy.log_std"].exp())
+        return torch.distributions.Independent(normal, 1)
+
+    def value(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net("critic", x).squeeze(-1)
+
+    def iteration(self, progress: float, data: dict[str, torch.Tensor]) -> None:
+        self.optimiser.param_groups[0]["lr"] = RATE * (1 - progress)
+        seen, action, reward = data["observation"], data["action"], data["reward"]
+        with torch.no_grad():
+            value, ahead = self.value(seen), self.value(data["next_observation"])
+            log_prob = self.policy(seen).log_prob(action)
+            advantage = torch.zeros_like(value)
+            last = torch.zeros(COUNT)
+            for t in reversed(range(STEPS)):
+                delta = reward[:, t] + GAMMA * ahead[:, t] * ~data["terminated"][:, t] - value[:, t]
+                going_on = ~(data["terminated"][:, t] | data["truncated"][:, t])
+                advantage[:, t] = last = delta + GAMMA * LAMBDA * going_on * last
+            target = advantage + value
+        flat = {"seen": seen, "action": action, "log_prob": log_prob, "A": advantage, "G": target, "v": value}
+        flat = {name: x.flatten(0, 1) for name, x in flat.items()}
+        for order in data["order"]:
+            for chosen in order.long().split(COUNT * STEPS // MINIBATCHES):
+                self.update(**{name: x[chosen] for name, x in flat.items()})
+
+    def update(self, seen: Any, action: Any, log_prob: Any, A: Any, G: Any, v: Any) -> None:
+        A = (A - A.mean()) / (A.std(correction=0) + 1e-8)
+        p = self.policy(seen)
+        ratio = (p.log_prob(action) - log_prob).exp()
+        policy_loss = torch.max(-A * ratio, -A * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
+        new = self.value(seen)
+        clipped = v + (new - v).clamp(-CLIP, CLIP)
+        value_loss = 0.5 * torch.max((new - G) ** 2, (clipped - G) ** 2).mean()
+        self.optimiser.zero_grad()
+        (policy_loss + 0.5 * value_loss - 0.01 * p.entropy().mean()).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 0.5)
+        self.optimiser.step()
+
+
+@pytest.mark.parametrize("env", [rl.CartPole(limit=5), rl.Pendulum(limit=5)], ids=["discrete", "continuous"])
+def test_ppo_as_pytorch(env: rl.Environment) -> None:
+    """Two iterations of two epochs of three minibatches: the same parameters in the end."""
+    policy, critic = rl.Policy(env, hidden=(8,)), rl.Critic(env, hidden=(8,))
+    algorithm = rl.ppo(
+        env,
+        policy,
+        critic,
+        iterations=ITERATIONS,
+        count=COUNT,
+        steps=STEPS,
+        epochs=EPOCHS,
+        minibatches=MINIBATCHES,
+        gamma=GAMMA,
+        lam=LAMBDA,
+        rate=RATE,
+        clip=CLIP,
+        init=False,
+    )
+    data = ("observation", "action", "reward", "terminated", "truncated", "next_observation", "order")
+    rng = np.random.default_rng(0)
+    initial = {
+        f"{part}.{name}": 0.5 * rng.normal(size=parameter.shape).astype(np.float32)
+        for part, module in (("policy", policy), ("critic", critic))
+        for name, parameter in module.parameters().items()
+    }
+    with algorithm.program as prog:
+        for name in data:
+            prog.output(f"data.{name}", algorithm.tensors[name])
+    run = prog.compile(algorithm.bounds, backend="numpy")
+    result = run(**{f"initial.{name}": array for name, array in initial.items()})
+
+    theirs = TorchPPO(initial)
+    # What is the same everywhere has no dims: the reward of CartPole, the terminations of Pendulum.
+    seen = {name: np.asarray(result[f"data.{name}"]) for name in data}
+    full = {name: x if x.ndim else np.full((ITERATIONS, COUNT, STEPS), x) for name, x in seen.items()}
+    for i in range(ITERATIONS):
+        theirs.iteration(i / ITERATIONS, {name: torch.tensor(x[i]) for name, x in full.items()})
+    for name, parameter in theirs.parameters.items():
+        assert np.abs(result[name] - initial[name]).max() > 1e-3
+        np.testing.assert_allclose(result[name], parameter.detach(), atol=1e-5)
+
+
+def mean_return(emits: dict[str, list[Any]], last: int) -> float:
+    """The mean return of the episodes that ended in the last iterations."""
+    counts, returns = (
+        np.array([record.value for record in emits[name][-last:]]) for name in ("episodes", "episode_return")
+    )
+    return float(np.nansum(counts * returns) / counts.sum())
+
+
+@pytest.mark.slow
+def test_ppo_learns() -> None:
+    algorithm = rl.ppo(rl.CartPole(), iterations=50, count=8, steps=64, rate=2.5e-3)
+    emits = algorithm.program.compile(algorithm.bounds)().emits
+    assert float(emits["episode_return"][0].value) < 50
+    assert mean_return(emits, last=10) > 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [None, 8])
+def test_reinforce_learns(n: int | None) -> None:
+    algorithm = rl.reinforce(rl.CartPole(), iterations=40, count=16, steps=64, n=n)
+    emits = algorithm.program.compile(algorithm.bounds)().emits
+    assert float(emits["episode_return"][0].value) < 50
+    assert mean_return(emits, last=10) > 100
+
+
+@pytest.mark.parametrize("n", [None, 3])
+def test_reinforce_compiled_as_evaluated(n: int | None) -> None:
+    env = rl.Catch(rows=4, columns=3)
+    parts = {"policy": rl.Policy(env, hidden=(8,)), "critic": rl.Critic(env, hidden=(8,))}
+    algorithm = rl.reinforce(env, **parts, iterations=3, count=4, steps=6, n=n)
+    found = algorithm.program.compile(algorithm.bounds, backend="numpy")()
+    expected = algorithm.program.evaluate(algorithm.bounds)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5)
+    for a, b in zip(found.emits["episodes"], expected.emits["episodes"], strict=True):
+        assert a.value == b.value == 8
+
+
+def test_minibatches_that_do_not_come_out_even() -> None:
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.ppo(rl.CartPole(), iterations=1, count=3, steps=5, minibatches=4)
+    assert error.value.message == "3 environments times 5 steps cannot be shared out among 4 minibatches"

@@ -1,0 +1,241 @@
+"""Environments against Gymnasium's, step by step, and small boards by hand."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo import rl
+
+RNG = np.random.default_rng(0)
+
+CASES: dict[str, Any] = {
+    "CartPole-v1": (rl.CartPole, [2.6, 3, 0.25, 3]),
+    "Pendulum-v1": (rl.Pendulum, [10, 8]),
+    "Acrobot-v1": (rl.Acrobot, [np.pi, np.pi, 12, 27]),
+}
+
+
+def random_actions(env: rl.Environment, shape: tuple[int, ...]) -> np.ndarray:
+    if isinstance(env.action, rl.Discrete):
+        return RNG.integers(0, env.action.count, size=shape)
+    return RNG.uniform(1.5 * env.action.low, 1.5 * env.action.high, size=shape + env.action.shape)
+
+
+def declared_action(prog: tp.Program, env: rl.Environment, domain: Any) -> tp.RecurrentTensor:
+    if isinstance(env.action, rl.Discrete):
+        return prog.input("action", (), domain, "int32")
+    return prog.input("action", env.action.shape, domain, env.dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_from_anywhere(name: str) -> None:
+    make, widest = CASES[name]
+    env, count = make(), 100
+    start = RNG.uniform(-1, 1, size=(count, len(widest))) * widest
+    actions = random_actions(env, (count,))
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        state = rl.EnvironmentState(prog.input("start", len(widest), b), tp.constant(0))
+        made = env.step(state, declared_action(prog, env, b))
+        for output in ("observation", "reward", "terminated"):
+            prog.output(output, getattr(made, output))
+    result = prog.compile({B: count})(start=start, action=actions)
+    theirs: Any = gymnasium.make(name).unwrapped
+    theirs.reset(seed=0)
+    ends = 0
+    for n in range(count):
+        theirs.state = start[n].copy()
+        theirs.steps_beyond_terminated = None
+        observation, reward, terminated, _, _ = theirs.step(actions[n])
+        scale = np.maximum(1, np.abs(observation))
+        np.testing.assert_allclose(result.observation[n] / scale, observation / scale, atol=1e-5)
+        np.testing.assert_allclose(np.broadcast_to(result.reward, count)[n], reward, rtol=1e-5)
+        assert np.broadcast_to(result.terminated, count)[n] == terminated
+        ends += terminated
+    assert (ends > 0) == (name != "Pendulum-v1")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_episode(name: str) -> None:
+    """In double precision, as Gymnasium computes: errors do not grow from step to step."""
+    make, _ = CASES[name]
+    env, steps = make(limit=50, dtype=tp.float64), 60
+    theirs: Any = gymnasium.make(name, max_episode_steps=50)
+    theirs.reset(seed=3)
+    actions = random_actions(env, (steps,))
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", theirs.unwrapped.state.shape, t, "float64")
+        made = prog.recurrent("made", (), t, "int32")
+        after, *found = env.step(rl.EnvironmentState(x, made), declared_action(prog, env, t))
+        x[0], made[0] = prog.input("start", x.shape, dtype="float64"), 0
+        x[t + 1], made[t + 1] = after
+        for output, tensor in zip(("observation", "reward", "terminated", "truncated"), found, strict=True):
+            prog.output(output, tensor)
+    inputs = {"start": theirs.unwrapped.state, "action": actions}
+    for result in (prog.compile({T: steps})(**inputs), prog.evaluate({T: steps}, **inputs)):
+        theirs.reset(seed=3)
+        for n in range(steps):
+            observation, reward, terminated, truncated, _ = theirs.step(actions[n])
+            np.testing.assert_allclose(result.observation[n], observation, atol=1e-5)
+            np.testing.assert_allclose(np.broadcast_to(result.reward, steps)[n], reward, atol=1e-5)
+            assert np.broadcast_to(result.terminated, steps)[n] == terminated
+            assert result.truncated[n] == truncated
+            if terminated or truncated:
+                break
+        assert 5 < n < 50
+
+
+def test_catch() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        env = rl.Catch(rows=4, columns=3)
+        play = rl.Rollout(env, over=t)
+        # Follow the ball, which is the only 1 above the last row.
+        ball = tp.argmax(tp.max(play.observation.space[:-1], axis=0))
+        paddle = tp.argmax(play.observation.space[-1])
+        steps = play.step(1 + tp.sign(ball - paddle))
+        prog.output("seen", play.observation)
+        prog.output("next", steps.next_observation)
+        prog.output("reward", steps.reward)
+        prog.output("terminated", steps.terminated)
+        prog.output("episode_return", steps.episode_return)
+    result = prog.evaluate({T: 9})
+    np.testing.assert_array_equal(result.terminated, [False, False, True] * 3)
+    np.testing.assert_array_equal(result.reward, [0, 0, 1] * 3)
+    np.testing.assert_array_equal(result.episode_return, [0, 0, 1] * 3)
+    np.testing.assert_array_equal(result.seen[[0, 3, 6], 0].sum(-1), [1, 1, 1])
+    np.testing.assert_array_equal(result.seen[[0, 3, 6], 3], [[0, 1, 0]] * 3)
+    np.testing.assert_array_equal(result.next[[2, 5, 8]].sum((1, 2)), [1, 1, 1])  # the ball on the paddle
+
+
+def test_rollouts_go_on_from_iteration_to_iteration() -> None:
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        play = rl.Rollout(rl.CartPole(limit=6), over=(i, t), batch=b)
+        steps = play.step(rl.Categorical(tp.zeros(2)).sample(domain=(i, b, t)))
+        prog.output("seen", play.observation)
+        for name in ("terminated", "truncated", "next_observation", "episode_return"):
+            prog.output(name, getattr(steps, name))
+    bounds = {I: 3, B: 2, T: 4}
+    result, reference = prog.compile(bounds)(), prog.evaluate(bounds)
+    for name, array in reference.outputs.items():
+        np.testing.assert_allclose(result[name], array, atol=1e-5)
+    seen, after = (np.moveaxis(x, 0, 1).reshape(2, 12, 4) for x in (result.seen[:, :, :4], result.next_observation))
+    ended = np.moveaxis(result.truncated, 0, 1).reshape(2, 12)
+    np.testing.assert_array_equal(ended, [[False] * 5 + [True] + [False] * 5 + [True]] * 2)
+    assert not result.terminated.any()
+    np.testing.assert_array_equal(seen[:, 1:][~ended[:, :-1]], after[:, :-1][~ended[:, :-1]])
+    assert np.abs(seen[:, [0, 6]]).max() < 0.05
+    assert len(np.unique(seen[:, [0, 6]])) == 16
+    assert np.abs(after[:, 5, 1]).max() > 0.1
+    np.testing.assert_array_equal(np.moveaxis(result.episode_return, 0, 1).reshape(2, 12), [[1, 2, 3, 4, 5, 6] * 2] * 2)
+
+
+def test_synthetic_has_an_observation_of_any_shape() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        play = rl.Rollout(rl.Synthetic((2, 3), actions=5), over=t)
+        steps = play.step(tp.constant(4))
+        prog.output("seen", play.observation)
+        prog.output("reward", steps.reward)
+    result = prog.evaluate({T: 3})
+    np.testing.assert_allclose(result.seen[1:3], 0.95 * result.seen[:2] + 0.05, rtol=1e-6)
+    np.testing.assert_allclose(result.reward[:2], -np.square(result.seen[1:3]).mean((1, 2)), rtol=1e-6)
+
+
+def test_gymnasium_environments() -> None:
+    """As single environments with the same seeds and actions, through ends and starts."""
+    count, iterations, steps = 3, 2, 15
+    env = rl.Gymnasium("CartPole-v1", count, seed=7)
+    assert (env.observation, env.action) == (tp.spec((4,)), rl.Discrete(2))
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        play = rl.Rollout(env, over=(i, t), batch=b)
+        taken = play.step((play.observation.space[2] < 0).astype("int32"))  # the wrong way: ends soon
+        prog.output("seen", play.observation[i, b, t])
+        for name in ("reward", "terminated", "truncated", "next_observation", "episode_return"):
+            prog.output(name, getattr(taken, name))
+    run = prog.compile({I: iterations, B: count, T: steps})
+    result = run()
+    for name, array in run().outputs.items():
+        np.testing.assert_array_equal(array, result[name])
+    ends = 0
+    for n in range(count):
+        single = gymnasium.make("CartPole-v1")
+        observation, _ = single.reset(seed=7 + n)
+        total = 0.0
+        for k in range(iterations * steps):
+            at = (k // steps, n, k % steps)
+            np.testing.assert_array_equal(result.seen[at], observation)
+            observation, reward, terminated, truncated, _ = single.step(int(observation[2] < 0))
+            total += float(reward)
+            np.testing.assert_array_equal(result.next_observation[at], observation)
+            assert (result.reward[at], result.terminated[at], result.truncated[at]) == (reward, terminated, truncated)
+            assert result.episode_return[at] == total
+            if terminated or truncated:
+                observation, _ = single.reset()
+                total, ends = 0.0, ends + 1
+    assert ends >= 3
+
+
+def test_gymnasium_with_continuous_actions() -> None:
+    env = rl.Gymnasium("Pendulum-v1", 2, seed=0, max_episode_steps=3)
+    assert env.action == rl.Box((1,), -2.0, 2.0)
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        play = rl.Rollout(env, over=t, batch=b)
+        steps = play.step(tp.random.uniform(1, (b, t), -2.0, 2.0))
+        prog.output("seen", play.observation[b, t])
+        prog.output("next", steps.next_observation)
+        prog.output("truncated", steps.truncated)
+    result = prog.compile({B: 2, T: 6})()
+    np.testing.assert_array_equal(result.truncated, [[False, False, True] * 2] * 2)
+    np.testing.assert_array_equal(result.next[:, [0, 1, 3, 4]], result.seen[:, [1, 2, 4, 5]])
+    assert not np.allclose(result.next[:, 2], result.seen[:, 3])
+
+
+def test_without_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(tp.errors.PackageError) as error:
+        rl.Gymnasium("CartPole-v1", 2)
+    assert error.value.message == "Gymnasium environments need the package gymnasium, 1.1 or newer"
+
+
+def test_spaces_that_are_no_arrays() -> None:
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.Gymnasium("Blackjack-v1", 2)
+    assert error.value.message == (
+        "the observations of Blackjack-v1 are Tuple(Discrete(32), Discrete(11), Discrete(2)), "
+        "which is no array of a fixed shape"
+    )
+
+
+def test_dims_that_do_not_fit() -> None:
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        with pytest.raises(tp.errors.DomainError) as error:
+            rl.Rollout(rl.CartPole(), over=(b, i, t))
+        assert error.value.message == "a rollout goes over iterations and steps, or steps alone, not over 3 dims"
+        env = rl.Gymnasium("CartPole-v1", 3)
+        with pytest.raises(tp.errors.DomainError) as error:
+            rl.Rollout(env, over=t)
+        assert error.value.message == "3 environments CartPole-v1 need one batch dim, not 0"
+        play = rl.Rollout(env, over=t, batch=b, name="gymnasium")
+        prog.output("reward", play.step(tp.constant(0)).reward)
+    with pytest.raises(tp.errors.HostError) as error:
+        prog.evaluate({B: 2, I: 1, T: 1})
+    assert error.value.message == "host function reset returned shape (3, 4) at its only point, declared is (2, 4)"
