@@ -443,7 +443,8 @@ class Program:
         ``backend`` is ``"jax"`` (one XLA program, on ``device``: "cpu", "gpu" or whatever is there) or ``"numpy"`` (the
         same loops in Python, slow, for checking).
 
-        ``memory``, bytes or a text like "8GiB", is what the program may take: inputs, outputs and everything between.
+        ``memory``, bytes or a text like "8GiB", is what the program may take on its device: inputs, outputs and
+        everything between. Values that do not fit are kept in host memory.
         ``plan`` is "fastest", "smallest", or decisions: a ``tp.Plan``, a dict of them, or the path of a saved one.
         """
         from tempo.runtime.executable import Executable
