@@ -33,6 +33,7 @@ from tempo.tensor import RecurrentTensor
 
 # isort: split
 from tempo import nn, optim  # last: they are written in all of the above
+from tempo.batching import batch, cell, parallel
 
 __version__ = "0.1.0"
 
@@ -47,8 +48,10 @@ __all__ = [
     "State",
     "TempoError",
     "autotune",
+    "batch",
     "bfloat16",
     "bool_",
+    "cell",
     "errors",
     "float16",
     "float32",
@@ -61,6 +64,7 @@ __all__ = [
     "int64",
     "nn",
     "optim",
+    "parallel",
     "random",
     "spec",
     "uint8",

@@ -1,0 +1,287 @@
+"""Batched models: from a recursive function of one instance to a function of many."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import tempo as tp
+from tempo.batching.cell import Cell, Trace, parameters_of
+from tempo.batching.fibers import Fibers
+from tempo.batching.kernels import Arenas, Kernels, Launch, Store, row_of
+from tempo.batching.recording import DATA, Groups, Reading, Recorder, Value, launches, replaced, use
+from tempo.errors import GradientError, InputError, ProgramError, ShapeError
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How one mini-batch was computed."""
+
+    instances: int
+    calls: int
+    """How many calls of cells the instances made."""
+    launches: int
+    """How many kernels they became, those that put data into arenas among them, backward passes not."""
+    lanes: int
+    """The kernels' widths, added up: calls and padding."""
+    compiled: int
+    """How many kernels had to be compiled for it."""
+
+    @property
+    def width(self) -> float:
+        """How many calls a kernel makes on average."""
+        return self.calls / self.launches if self.launches else 0.0
+
+    @property
+    def padding(self) -> float:
+        """The part of the work that was for nothing."""
+        return 1 - self.calls / self.lanes if self.lanes else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.instances} instances, {self.calls} calls: {self.launches} launches of {self.width:.1f} calls, "
+            f"{self.padding:.0%} padding, {self.compiled} compiled"
+        )
+
+
+class Batched:
+    """``batched(instances)``: the results of a model for each of them, computed together.
+
+    ``parameters`` are the values of the model's parameters by name, to be read and replaced; at first they are what
+    their initialisers make of ``seed``. ``statistics`` are those of the latest mini-batch, ``programs`` is how many
+    kernels were compiled since the beginning.
+    """
+
+    def __init__(self, model: Callable[[Any], Any], cells: Mapping[str, Cell], seed: int = 0) -> None:
+        self.model = model
+        self.cells = dict(cells)
+        self.seed = seed
+        self.statistics = Statistics(0, 0, 0, 0, 0)
+        self._module = parameters_of(self.cells)
+        self._names = _names(self.cells, self._module)
+        self._parameters: dict[str, Array] | None = None
+        self._kernels = Kernels()
+        self._groups = Groups()
+        self._capacities: dict[Any, int] = {}
+        self._reads = False
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        if self._parameters is None:
+            self._parameters = initial(self._module, self.seed)
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, values: Mapping[str, Array]) -> None:
+        self._parameters = checked(self._module, values)
+
+    @property
+    def programs(self) -> int:
+        return len(self._kernels.programs)
+
+    def __call__(self, instances: Sequence[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
+        """The model's result for each instance, with arrays for the results of cells."""
+        run = self._run(instances, parameters)
+        values: list[Value] = []
+        replaced(run.results, values.append)
+        arrays = iter(run.store.rows(values))
+        results: list[Any] = replaced(run.results, lambda value: next(arrays))
+        return results
+
+    def value_and_grad(
+        self, instances: Sequence[Any], parameters: Mapping[str, Array] | None = None
+    ) -> tuple[float, dict[str, Array]]:
+        """The mean of the model's results, which are one number for each instance, and its gradient with respect to
+        the parameters, by name."""
+        run = self._run(instances, parameters)
+        if not run.results:
+            raise InputError("value_and_grad of no instances: their mean is not defined")
+        for n, loss in enumerate(run.results):
+            if not isinstance(loss, Value) or loss.shape != () or not loss.kind.is_float:
+                raise GradientError(
+                    f"the model's result for instance {n} is {loss!r}, not one number from a cell",
+                    hint="let the model return the instance's loss: a float of shape ()",
+                )
+        (kind,) = {loss.kind for loss in run.results}
+        flows: Arenas = {
+            kind: jnp.zeros(arena.shape, arena.dtype) for kind, arena in run.store.arenas.items() if kind.is_float
+        }
+        seeds = np.zeros(run.store.arenas[kind].shape, kind.dtype)
+        np.add.at(seeds, [row_of(loss) for loss in run.results], 1 / len(run.results))
+        flows[kind] = jnp.asarray(seeds)
+        gradients = {name: jnp.zeros_like(value) for name, value in run.parameters.items()}
+        for launch in reversed(run.launches):
+            names = self._own(launch.group.trace)
+            before = [gradients[name] for name in names]
+            own = tuple(run.parameters[name] for name in names)
+            after = self._kernels.backward(launch, own, run.store.arenas, flows, tuple(before))
+            gradients.update(zip(names, after, strict=True))
+        self._count(run)
+        value = np.mean(run.store.rows(run.results), dtype=np.float64)
+        return float(value), gradients
+
+    def _own(self, trace: Trace) -> list[str]:
+        """The model's names of the parameters that a cell reads."""
+        return [self._names[trace.cell, name] for name in trace.parameters]
+
+    def _run(self, instances: Sequence[Any], parameters: Mapping[str, Array] | None) -> _Run:
+        given = self.parameters if parameters is None else checked(self._module, parameters)
+        run = _Run(self, given, len(instances), self.programs)
+        if not self._reads:
+            try:
+                run.record(instances)
+            except Reading:
+                # From now on every instance is one that can wait. What was recorded so far is of no use.
+                self._reads = True
+                run = _Run(self, given, len(instances), self.programs)
+        if self._reads:
+            run.results = Fibers(run.recorder, run.flush, run.store).run(self.model, instances)
+        run.flush()
+        self._count(run)
+        return run
+
+    def _count(self, run: _Run) -> None:
+        of_cells = [launch for launch in run.launches if launch.group.trace.cell is not DATA]
+        self.statistics = Statistics(
+            run.instances,
+            sum(launch.calls for launch in of_cells),
+            len(run.launches),
+            sum(launch.width for launch in of_cells),
+            self.programs - run.programs,
+        )
+
+
+class _Run:
+    """One mini-batch."""
+
+    def __init__(self, batched: Batched, parameters: Mapping[str, Array], instances: int, programs: int) -> None:
+        self.batched = batched
+        self.parameters = parameters
+        self.instances = instances
+        self.programs = programs
+        self.recorder = Recorder(batched.cells.values())
+        self.store = Store(batched._capacities)
+        self.launches: list[Launch] = []
+        self.results: list[Any] = []
+
+    def record(self, instances: Sequence[Any]) -> None:
+        use(self.recorder)
+        try:
+            for n, instance in enumerate(instances):
+                self.results.append(run_one(self.batched.model, instance, n))
+        finally:
+            use(None)
+
+    def flush(self) -> None:
+        """Compute everything that is recorded."""
+        groups = self.batched._groups
+        calls = self.recorder.take(groups)
+        planned = [self.store.place(groups[together[0].trace], together) for together in launches(calls)]
+        self.store.make_room()
+        for launch in planned:
+            own = tuple(self.parameters[name] for name in self.batched._own(launch.group.trace))
+            self.batched._kernels.forward(launch, own, self.store.arenas)
+        self.launches += planned
+
+
+def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:
+    """A model of one instance as one of many: ``batched = tp.batch(model)``, then ``batched(instances)``.
+
+    ``model`` is a recursive function that calls cells; those with parameters are named in ``cells``. Or it is an
+    ``nn.Module`` whose ``__call__`` is the recursion: then the modules that it holds are its cells, and parameters
+    have the names that they have in ``model.parameters()``.
+    """
+    named = dict(cells or {})
+    for name, one in named.items():
+        if not isinstance(one, Cell):
+            raise ProgramError(f"cells: {name} is {one!r}, not a cell", hint="make it one: tp.cell(...)")
+    if isinstance(model, tp.nn.Module):
+        model, found = _with_cells(model)
+        named = {**found, **named}
+    return Batched(model, named, seed)
+
+
+def _with_cells(model: Any) -> tuple[Any, dict[str, Cell]]:
+    """A model with cells in place of the modules that it holds, and these by name."""
+    cells: dict[str, Cell] = {}
+    made: dict[int, Cell] = {}
+
+    def changed(value: Any, name: str) -> Any:
+        if isinstance(value, tp.nn.Parameter):
+            raise ProgramError(
+                f"{name} is a parameter of the model itself",
+                hint="parameters belong into cells: put it into a module that the model holds",
+            )
+        if isinstance(value, tp.nn.Module):
+            if id(value) not in made:
+                made[id(value)] = cells[name] = Cell(value, name)  # type: ignore[arg-type]
+            return made[id(value)]
+        if isinstance(value, dict):
+            return {key: changed(part, f"{name}.{key}") for key, part in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(changed(part, f"{name}.{n}") for n, part in enumerate(value))
+        return value
+
+    model = copy.copy(model)
+    vars(model).update({name: changed(value, name) for name, value in vars(model).items()})
+    return model, cells
+
+
+def run_one(model: Callable[[Any], Any], instance: Any, number: int) -> Any:
+    """The model on one instance; its errors say which."""
+    try:
+        return model(instance)
+    except RecursionError as error:
+        raise ProgramError(
+            f"the model's recursion on instance {number} is deeper than Python allows, {sys.getrecursionlimit()} calls",
+            hint="raise the limit: sys.setrecursionlimit(100_000)",
+        ) from error
+    except Exception as error:
+        error.add_note(f"while the model ran on instance {number}")
+        raise
+
+
+def _names(cells: Mapping[str, Cell], module: tp.nn.Module) -> dict[tuple[Cell, str], str]:
+    """The model's name of every cell's parameter: what is shared has the first of its names."""
+    names = {id(parameter): name for name, parameter in module.parameters().items()}
+    return {
+        (one, name): names[id(parameter)]
+        for one in cells.values()
+        if one.module is not None
+        for name, parameter in one.module.parameters().items()
+    }
+
+
+def initial(module: tp.nn.Module, seed: int) -> dict[str, Array]:
+    """The values that a module's initialisers give its parameters."""
+    if not module.parameters():
+        return {}
+    with tp.Program("parameters") as prog:
+        declared = module.declare(prog)
+        for name, tensor in declared.parameters().items():
+            prog.output(name, tensor)
+    made = prog.compile(seed=seed)()
+    return {name: jnp.asarray(made[name]) for name in module.parameters()}
+
+
+def checked(module: tp.nn.Module, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Values for a module's parameters, on the device."""
+    wanted = module.parameters()
+    for name in wanted:
+        if name not in values:
+            raise InputError(f"there is no value for parameter {name}", hint=f"needed: {', '.join(wanted)}")
+    for name, value in values.items():
+        if name not in wanted:
+            raise InputError(f"there is no parameter {name}", hint=f"there are: {', '.join(wanted) or 'none'}")
+        if np.shape(value) != tuple(wanted[name].shape):
+            raise ShapeError(f"parameter {name} has shape {tuple(wanted[name].shape)}, found {np.shape(value)}")
+    dtypes = {name: np.dtype(wanted[name].dtype or np.float32) for name in wanted}
+    return {name: jnp.asarray(values[name], dtypes[name]) for name in wanted}
