@@ -33,7 +33,7 @@ from tempo.tensor import RecurrentTensor
 
 # isort: split
 from tempo import nn, optim  # last: they are written in all of the above
-from tempo.batching import batch, cell, parallel
+from tempo.batching import batch, cell, fold, forest, parallel
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,8 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "fold",
+    "forest",
     "grad",
     "host",
     "int8",

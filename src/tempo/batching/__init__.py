@@ -23,6 +23,8 @@ against 47 us for a jitted function with donated arenas.) Gradients are JAX's, o
 from tempo.batching.batched import Batched, Statistics, batch
 from tempo.batching.cell import Cell, cell
 from tempo.batching.fibers import parallel
+from tempo.batching.fold import Fold, fold
+from tempo.batching.forest import Forest, forest
 from tempo.batching.recording import Value
 
-__all__ = ["Batched", "Cell", "Statistics", "Value", "batch", "cell", "parallel"]
+__all__ = ["Batched", "Cell", "Fold", "Forest", "Statistics", "Value", "batch", "cell", "fold", "forest", "parallel"]

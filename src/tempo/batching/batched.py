@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import tempo as tp
-from tempo.batching.cell import Cell, Trace, parameters_of
+from tempo.batching.cell import Cell
 from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Arenas, Kernels, Launch, Store, row_of
+from tempo.batching.parameters import Parametrised
 from tempo.batching.recording import DATA, Groups, Reading, Recorder, Value, launches, replaced, use
-from tempo.errors import GradientError, InputError, ProgramError, ShapeError
+from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
 
@@ -52,7 +53,7 @@ class Statistics:
         )
 
 
-class Batched:
+class Batched(Parametrised):
     """``batched(instances)``: the results of a model for each of them, computed together.
 
     ``parameters`` are the values of the model's parameters by name, to be read and replaced; at first they are what
@@ -61,27 +62,13 @@ class Batched:
     """
 
     def __init__(self, model: Callable[[Any], Any], cells: Mapping[str, Cell], seed: int = 0) -> None:
+        super().__init__(cells, seed)
         self.model = model
-        self.cells = dict(cells)
-        self.seed = seed
         self.statistics = Statistics(0, 0, 0, 0, 0)
-        self._module = parameters_of(self.cells)
-        self._names = _names(self.cells, self._module)
-        self._parameters: dict[str, Array] | None = None
         self._kernels = Kernels()
         self._groups = Groups()
         self._capacities: dict[Any, int] = {}
         self._reads = False
-
-    @property
-    def parameters(self) -> dict[str, Array]:
-        if self._parameters is None:
-            self._parameters = initial(self._module, self.seed)
-        return self._parameters
-
-    @parameters.setter
-    def parameters(self, values: Mapping[str, Array]) -> None:
-        self._parameters = checked(self._module, values)
 
     @property
     def programs(self) -> int:
@@ -119,7 +106,7 @@ class Batched:
         flows[kind] = jnp.asarray(seeds)
         gradients = {name: jnp.zeros_like(value) for name, value in run.parameters.items()}
         for launch in reversed(run.launches):
-            names = self._own(launch.group.trace)
+            names = self.own(launch.group.trace)
             before = [gradients[name] for name in names]
             own = tuple(run.parameters[name] for name in names)
             after = self._kernels.backward(launch, own, run.store.arenas, flows, tuple(before))
@@ -128,12 +115,8 @@ class Batched:
         value = np.mean(run.store.rows(run.results), dtype=np.float64)
         return float(value), gradients
 
-    def _own(self, trace: Trace) -> list[str]:
-        """The model's names of the parameters that a cell reads."""
-        return [self._names[trace.cell, name] for name in trace.parameters]
-
     def _run(self, instances: Sequence[Any], parameters: Mapping[str, Array] | None) -> _Run:
-        given = self.parameters if parameters is None else checked(self._module, parameters)
+        given = self.given(parameters)
         run = _Run(self, given, len(instances), self.programs)
         if not self._reads:
             try:
@@ -187,7 +170,7 @@ class _Run:
         planned = [self.store.place(groups[together[0].trace], together) for together in launches(calls)]
         self.store.make_room()
         for launch in planned:
-            own = tuple(self.parameters[name] for name in self.batched._own(launch.group.trace))
+            own = tuple(self.parameters[name] for name in self.batched.own(launch.group.trace))
             self.batched._kernels.forward(launch, own, self.store.arenas)
         self.launches += planned
 
@@ -247,41 +230,3 @@ def run_one(model: Callable[[Any], Any], instance: Any, number: int) -> Any:
     except Exception as error:
         error.add_note(f"while the model ran on instance {number}")
         raise
-
-
-def _names(cells: Mapping[str, Cell], module: tp.nn.Module) -> dict[tuple[Cell, str], str]:
-    """The model's name of every cell's parameter: what is shared has the first of its names."""
-    names = {id(parameter): name for name, parameter in module.parameters().items()}
-    return {
-        (one, name): names[id(parameter)]
-        for one in cells.values()
-        if one.module is not None
-        for name, parameter in one.module.parameters().items()
-    }
-
-
-def initial(module: tp.nn.Module, seed: int) -> dict[str, Array]:
-    """The values that a module's initialisers give its parameters."""
-    if not module.parameters():
-        return {}
-    with tp.Program("parameters") as prog:
-        declared = module.declare(prog)
-        for name, tensor in declared.parameters().items():
-            prog.output(name, tensor)
-    made = prog.compile(seed=seed)()
-    return {name: jnp.asarray(made[name]) for name in module.parameters()}
-
-
-def checked(module: tp.nn.Module, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Values for a module's parameters, on the device."""
-    wanted = module.parameters()
-    for name in wanted:
-        if name not in values:
-            raise InputError(f"there is no value for parameter {name}", hint=f"needed: {', '.join(wanted)}")
-    for name, value in values.items():
-        if name not in wanted:
-            raise InputError(f"there is no parameter {name}", hint=f"there are: {', '.join(wanted) or 'none'}")
-        if np.shape(value) != tuple(wanted[name].shape):
-            raise ShapeError(f"parameter {name} has shape {tuple(wanted[name].shape)}, found {np.shape(value)}")
-    dtypes = {name: np.dtype(wanted[name].dtype or np.float32) for name in wanted}
-    return {name: jnp.asarray(values[name], dtypes[name]) for name in wanted}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -206,10 +206,3 @@ def _check(cell: Cell, node: Node) -> None:
         )
     if node.dtype.itemsize == 8:
         raise DtypeError(f"cell {cell.name} computes in {node.dtype.name}: 32 bits at most", places=places)
-
-
-def parameters_of(cells: Mapping[str, Cell]) -> tp.nn.Module:
-    """The cells' modules as one, under the cells' names: what occurs in two of them is one parameter."""
-    together = tp.nn.Module()
-    vars(together).update({name: one.module for name, one in cells.items() if one.module is not None})
-    return together
