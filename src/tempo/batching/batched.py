@@ -97,13 +97,13 @@ class Batched(Parametrised):
                     f"the model's result for instance {n} is {loss!r}, not one number from a cell",
                     hint="let the model return the instance's loss: a float of shape ()",
                 )
-        (kind,) = {loss.kind for loss in run.results}
         flows: Arenas = {
             kind: jnp.zeros(arena.shape, arena.dtype) for kind, arena in run.store.arenas.items() if kind.is_float
         }
-        seeds = np.zeros(run.store.arenas[kind].shape, kind.dtype)
-        np.add.at(seeds, [row_of(loss) for loss in run.results], 1 / len(run.results))
-        flows[kind] = jnp.asarray(seeds)
+        for kind in {loss.kind for loss in run.results}:
+            seeds = np.zeros(flows[kind].shape, kind.dtype)
+            np.add.at(seeds, [row_of(loss) for loss in run.results if loss.kind is kind], 1 / len(run.results))
+            flows[kind] = jnp.asarray(seeds)
         gradients = {name: jnp.zeros_like(value) for name, value in run.parameters.items()}
         for launch in reversed(run.launches):
             names = self.own(launch.group.trace)
@@ -225,7 +225,7 @@ def run_one(model: Callable[[Any], Any], instance: Any, number: int) -> Any:
     except RecursionError as error:
         raise ProgramError(
             f"the model's recursion on instance {number} is deeper than Python allows, {sys.getrecursionlimit()} calls",
-            hint="raise the limit: sys.setrecursionlimit(100_000)",
+            hint="give the trees as arrays (tp.forest), or raise the limit: sys.setrecursionlimit",
         ) from error
     except Exception as error:
         error.add_note(f"while the model ran on instance {number}")
