@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,13 @@ def check(batched: Any, data: list[Any], loss: Any) -> None:
         np.testing.assert_allclose(gradient, reference, atol=1e-6, rtol=1e-4, err_msg=name)
 
 
+@cache
+def tree_loss() -> Any:
+    return tp.batch(models.TreeLoss(5))
+
+
 def test_tree_lstm() -> None:
-    batched = tp.batch(models.TreeLoss(5))
+    batched = tree_loss()
     check(batched, labelled(8), models.torch_tree_loss)
     check(batched, [((1, (2, 3)), 2)], models.torch_tree_loss)
 
@@ -88,8 +94,8 @@ def test_nothing_flows_through_what_has_no_gradient() -> None:
 
 def test_training_with_an_optimiser() -> None:
     """The gradient of every step is a host call of the program that trains."""
-    batched = tp.batch(models.TreeLoss(6))
-    data = labelled(6)
+    batched = tree_loss()
+    data = labelled(8)
     start = batched.parameters
     names = list(start)
 
