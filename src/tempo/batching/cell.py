@@ -57,6 +57,8 @@ class Trace:
     inputs: tuple[Node | None, ...]
     """The nodes that stand for parameters, then arguments; None where nothing reads one."""
     outputs: tuple[Node, ...]
+    auxiliary: bool = False
+    """Whether it is no cell of the user's, or only what was taken out of one."""
 
     def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for one instance."""

@@ -16,6 +16,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
+    from tempo.batching.hoisting import Hoisting
 
 
 class Call:
@@ -123,16 +125,22 @@ class Recorder:
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = tree_util.tree_flatten((args, kwargs))
-        arguments = [leaf if type(leaf) is Value else as_array(leaf, cell.name) for leaf in leaves]
-        kinds = tuple([leaf.kind if type(leaf) is Value else kind(leaf.shape, leaf.dtype) for leaf in arguments])
-        for leaf in arguments:
-            if type(leaf) is Value and leaf.recorder is not self:
+        arguments = []
+        kinds = []
+        for leaf in leaves:
+            if type(leaf) is not Value:
+                leaf = as_array(leaf, cell.name)
+                kinds.append(kind(leaf.shape, leaf.dtype))
+            elif leaf.recorder is self:
+                kinds.append(leaf.call.trace.results[leaf.position])
+            else:
                 raise ProgramError(
                     f"cell {cell.name}: {leaf!r} is of another mini-batch",
                     places=[("here", user_line())],
                     hint="do not keep results of cells from one mini-batch to the next",
                 )
-        key = (cell, structure, kinds)
+            arguments.append(leaf)
+        key = (cell, structure, tuple(kinds))
         trace = self.traces.get(key)
         if trace is None:
             if cell.module is not None and cell not in self.cells:
@@ -141,7 +149,7 @@ class Recorder:
                     places=[("here", user_line())],
                     hint=f'name it: tp.batch(model, cells={{"{cell.name}": ...}})',
                 )
-            trace = self.traces[key] = cell.trace(structure, kinds)
+            trace = self.traces[key] = cell.trace(structure, tuple(kinds))
         call = Call(trace, arguments)
         self.pending.append(call)
         results = [Value(call, n, self) for n in range(len(trace.results))]
@@ -152,9 +160,11 @@ class Recorder:
             raise Reading
         return self.fibers.read(value)
 
-    def take(self, groups: Groups) -> list[Call]:
-        """What is recorded, from now on no longer pending, data being put into arenas where ``groups`` says so."""
+    def take(self, groups: Groups, hoisting: Hoisting) -> list[Call]:
+        """What is recorded, from now on no longer pending: what need not wait for a recursion is taken out of it, and
+        data are put into arenas where ``groups`` says so."""
         calls, self.pending = self.pending, []
+        calls = hoisting.apply(calls, self)
         for call in calls:
             groups.see(call)
         put: dict[int, Value] = {}
@@ -163,9 +173,7 @@ class Recorder:
                 leaf = call.arguments[n]
                 if gathered and type(leaf) is not Value:
                     if id(leaf) not in put:
-                        _, structure = tree_util.tree_flatten(((leaf,), {}))
-                        trace = DATA.trace(structure, (call.trace.arguments[n],))
-                        put[id(leaf)] = Value(Call(trace, [leaf]), 0, self)
+                        put[id(leaf)] = Value(Call(_data(call.trace.arguments[n]), [leaf]), 0, self)
                     call.arguments[n] = put[id(leaf)]
         data = [value.call for value in put.values()]
         for call in data:
@@ -177,7 +185,11 @@ class Reading(BaseException):
     """A model reads a value, so that its instances must be able to wait."""
 
 
-DATA = cell(lambda x: x, name="data")
+@cache
+def _data(kind: Kind) -> Trace:
+    """The cell that puts data into an arena, as they are."""
+    _, structure = tree_util.tree_flatten(((0,), {}))
+    return dataclasses.replace(cell(lambda x: x, name="data").trace(structure, (kind,)), auxiliary=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,11 +205,13 @@ class Groups(dict[Trace, Group]):
     """How every cell gets its arguments: what was a row of an arena in some call is one in all calls after it."""
 
     def see(self, call: Call) -> None:
-        known = self.get(call.trace)
-        before = known.gathered if known else (False,) * len(call.arguments)
-        now = tuple([was or type(leaf) is Value for was, leaf in zip(before, call.arguments, strict=True)])
-        if known is None or now != before:
-            self[call.trace] = Group(call.trace, now)
+        group = self.get(call.trace)
+        if group is None:
+            group = self[call.trace] = Group(call.trace, (False,) * len(call.arguments))
+        for n, leaf in enumerate(call.arguments):
+            if type(leaf) is Value and not group.gathered[n]:
+                gathered = (*group.gathered[:n], True, *group.gathered[n + 1 :])
+                group = self[call.trace] = Group(call.trace, gathered)
 
 
 _local = threading.local()
@@ -226,13 +240,8 @@ def current() -> Recorder | None:
 
 def launches(calls: Sequence[Call]) -> Iterator[list[Call]]:
     """Pending calls, those together that can be one launch, in an order in which they can be made."""
-    before: dict[Trace, set[Trace]] = {}
-    for call in calls:
-        own = before.setdefault(call.trace, set())
-        for leaf in call.arguments:
-            if type(leaf) is Value and leaf.call.rows is None:
-                own.add(leaf.call.trace)
-    phase = {trace: n for n, traces in enumerate(_phases(before)) for trace in traces}
+    before = needs(calls)
+    phase = {trace: n for n, traces in enumerate(phases(before)) for trace in traces}
     order = {trace: n for n, trace in enumerate(before)}
     levels: dict[tuple[int, int, int], list[Call]] = {}
     for call in calls:  # recorded after its arguments
@@ -247,7 +256,18 @@ def launches(calls: Sequence[Call]) -> Iterator[list[Call]]:
         yield levels[key]
 
 
-def _phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
+def needs(calls: Sequence[Call]) -> dict[Trace, set[Trace]]:
+    """Whose results every cell needs that are not computed yet."""
+    before: dict[Trace, set[Trace]] = {}
+    for call in calls:
+        own = before.setdefault(call.trace, set())
+        for leaf in call.arguments:
+            if type(leaf) is Value and leaf.call.rows is None:
+                own.add(leaf.call.trace)
+    return before
+
+
+def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
     """Strongly connected components, each after those that it needs (Tarjan's algorithm)."""
     number: dict[Trace, int] = {}
     lowest: dict[Trace, int] = {}
