@@ -101,11 +101,14 @@ def test_results_have_the_model_s_structure() -> None:
 
     batched = tp.batch(lambda x: Node((double(x)["twice"], "text"), [double(x), None]))
     assert batched([1.0]) == [Node((2.0, "text"), [{"twice": 2.0}, None])]
+    plain = Node(1, [])
+    (found,) = tp.batch(lambda x: (x, double))([plain])
+    assert found[0] == plain and found[1] is double
 
 
 def test_no_instances_and_one() -> None:
     batched = tp.batch(models.TreeLSTM(4))
-    assert batched([]) == []
+    assert batched(tree for tree in ()) == batched([]) == []
     assert str(batched.statistics) == "0 instances, 0 calls: 0 launches of 0.0 calls, 0% padding, 0 compiled"
     ((h, c),) = batched([(1, 2)])
     assert h.shape == c.shape == (4,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +79,7 @@ class Batched(Parametrised):
     def programs(self) -> int:
         return len(self._kernels.programs)
 
-    def __call__(self, instances: Sequence[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
+    def __call__(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
         """The model's result for each instance, with arrays for the results of cells."""
         run = self._run(instances, parameters)
         values: list[Value] = []
@@ -89,7 +89,7 @@ class Batched(Parametrised):
         return results
 
     def value_and_grad(
-        self, instances: Sequence[Any], parameters: Mapping[str, Array] | None = None
+        self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None
     ) -> tuple[float, dict[str, Array]]:
         """The mean of the model's results, which are one number for each instance, and its gradient with respect to
         the parameters, by name."""
@@ -120,10 +120,10 @@ class Batched(Parametrised):
         value = np.mean(run.store.rows(run.results), dtype=np.float64)
         return float(value), gradients
 
-    def _run(self, instances: Sequence[Any], parameters: Mapping[str, Array] | None) -> _Run:
+    def _run(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None) -> _Run:
         given = self.given(parameters)
         with _no_collections():
-            return self._computed(instances, given)
+            return self._computed(list(instances), given)
 
     def _computed(self, instances: Sequence[Any], given: Mapping[str, Array]) -> _Run:
         run = _Run(self, given, len(instances), self.programs)

@@ -304,7 +304,9 @@ def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
         return type(result)(*(replaced(part, of) for part in result))
     if type(result) in (list, tuple):
         return type(result)(replaced(part, of) for part in result)
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        fields = {f.name: replaced(getattr(result, f.name), of) for f in dataclasses.fields(result) if f.init}
-        return dataclasses.replace(result, **fields)
+    if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
+        before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.init}
+        after = {name: replaced(part, of) for name, part in before.items()}
+        changed = any(after[name] is not part for name, part in before.items())
+        return dataclasses.replace(result, **after) if changed else result
     return result
