@@ -18,6 +18,9 @@ How a cell becomes a kernel: its body is traced into a small program, whose prim
 the calls, the arguments being gathered from arenas inside. (``Program.compile`` for each width was measured, too:
 285 us for a call of an LSTM cell for 8 instances, which takes its arguments from the host and gives its results to it,
 against 47 us for a jitted function with donated arenas.) Gradients are JAX's, of the same function.
+
+Trees can also be given as arrays, ``tp.forest``, and a model over them as cells for leaves and for inner nodes,
+``tp.fold``: no call is recorded then, and a whole mini-batch is one program.
 """
 
 from tempo.batching.batched import Batched, Statistics, batch
