@@ -33,6 +33,7 @@ from tempo.tensor import RecurrentTensor
 
 # isort: split
 from tempo import nn, optim  # last: they are written in all of the above
+from tempo.batching import batch, cell, fold, forest, parallel
 
 __version__ = "0.1.0"
 
@@ -47,12 +48,16 @@ __all__ = [
     "State",
     "TempoError",
     "autotune",
+    "batch",
     "bfloat16",
     "bool_",
+    "cell",
     "errors",
     "float16",
     "float32",
     "float64",
+    "fold",
+    "forest",
     "grad",
     "host",
     "int8",
@@ -61,6 +66,7 @@ __all__ = [
     "int64",
     "nn",
     "optim",
+    "parallel",
     "random",
     "spec",
     "uint8",

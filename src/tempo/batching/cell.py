@@ -1,0 +1,210 @@
+"""Cells: functions of tensors for one instance, traced once per kind of arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, tree_util
+
+import tempo as tp
+from tempo.backends.jax.padded import Padded, jx
+from tempo.errors import DtypeError, ProgramError, user_line
+from tempo.graph.node import Node, shape_symbols
+from tempo.graph.structural import INPUT
+from tempo.symbolic import Expr
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What one value of an arena is: a shape and a dtype. Made by ``kind``, so that equal ones are one object."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def is_float(self) -> bool:
+        return bool(tp.dtypes.is_float(self.dtype))
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+@cache
+def kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Kind:
+    return Kind(shape, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A cell's body for arguments of certain kinds, as a function of arrays."""
+
+    cell: Cell
+    structure: Any
+    """That of the results."""
+    parameters: tuple[str, ...]
+    """The names, in the cell, of those that the body reads."""
+    arguments: tuple[Kind, ...]
+    results: tuple[Kind, ...]
+    inputs: tuple[Node | None, ...]
+    """The nodes that stand for parameters, then arguments; None where nothing reads one."""
+    outputs: tuple[Node, ...]
+    auxiliary: bool = False
+    """Whether it is no cell of the user's, or only what was taken out of one."""
+
+    def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
+        """The results for one instance."""
+        values = {
+            node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
+        }
+        return tuple(_value(node, values) for node in self.outputs)
+
+    def batched(self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
+        """The results for ``width`` instances at once, all with the same parameters."""
+        batch = jax.vmap(self, in_axes=(None, 0), axis_size=width)
+        return tuple(batch(tuple(parameters), tuple(arguments)))
+
+
+def _value(node: Node, values: dict[Node, Array]) -> Array:
+    """A node's value from those of the nodes before it: in the order of their making, which follows their edges."""
+    needed: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one not in values and one not in needed:
+            needed[one] = None
+            stack.extend(edge.node for edge in one.edges)
+    for one in sorted(needed, key=lambda n: n.number):
+        assert one.op.jax is not None, f"{one.op.name} has no JAX form"
+        operands = [Padded(values[edge.node], tuple(edge.shape)) for edge in one.edges]  # type: ignore[arg-type]
+        attributes = {name: _attribute(value) for name, value in one.attributes.items()}
+        array = jnp.asarray(one.op.jax(jx, *operands, **attributes)).astype(one.dtype)
+        # Primitives without a gradient have derivative zero, whatever JAX makes of their form.
+        values[one] = array if one.op.gradient is not None else lax.stop_gradient(array)
+    return values[node]
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as primitives take it; a cell has no dims, so its expressions are numbers."""
+    if isinstance(value, Expr):
+        return value.constant
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(_attribute, value))
+    return value
+
+
+@dataclass(eq=False)
+class Cell:
+    """A function of one instance's tensors, with its parameters: one kernel where it is called for many instances.
+
+    ``body`` is a function, or an ``nn.Module``, whose parameters are then the cell's. Arguments and results are
+    tensors, or tuples, lists and dicts of them.
+    """
+
+    body: Callable[..., Any]
+    name: str
+    traces: dict[Any, Trace] = field(default_factory=dict, repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call: the results are ``Value``s."""
+        from tempo.batching.recording import recorder
+
+        return recorder(self).call(self, args, kwargs)
+
+    @property
+    def module(self) -> tp.nn.Module | None:
+        return self.body if isinstance(self.body, tp.nn.Module) else None
+
+    def trace(self, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
+        """The body for arguments of this structure and these kinds."""
+        found = self.traces.get((structure, kinds))
+        if found is None:
+            found = self.traces[structure, kinds] = _trace(self, structure, kinds)
+        return found
+
+
+def cell(body: Callable[..., Any], name: str | None = None) -> Cell:
+    """A cell from a function of tensors, or from an ``nn.Module``: also as a decorator.
+
+    Its parameters are named ``name.weight`` and so on; ``name`` is by default that of the function or of the class.
+    """
+    if isinstance(body, Cell):
+        return body
+    if name is None:
+        given = getattr(body, "__name__", None) or type(body).__name__
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", given).lower().strip("<>")
+    return Cell(body, name)
+
+
+def as_array(leaf: Any, name: str) -> np.ndarray[Any, Any]:
+    """An argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
+        raise DtypeError(
+            f"cell {name}: an argument is {leaf!r}, which is no tensor",
+            places=[("here", user_line())],
+            hint="arguments are arrays, numbers, results of cells, or tuples, lists and dicts of these; "
+            "what is the same for all calls belongs into the cell",
+        )
+    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+    return array.astype(narrow.get(array.dtype, array.dtype), copy=False)
+
+
+def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
+    with tp.Program(cell.name) as prog:
+        arguments = [prog.input(f"argument {n}", shape=one.shape, dtype=one.dtype.name) for n, one in enumerate(kinds)]
+        body = cell.body
+        names: tuple[str, ...] = ()
+        if cell.module is not None:
+            body = cell.module.declare(prog, init=False)  # type: ignore[assignment]
+            names = tuple(cell.module.parameters())
+        args, kwargs = tree_util.tree_unflatten(structure, arguments)
+        leaves, results = tree_util.tree_flatten(body(*args, **kwargs))
+        tensors = [leaf if isinstance(leaf, tp.RecurrentTensor) else tp.constant(leaf) for leaf in leaves]
+        for n, tensor in enumerate(tensors):
+            prog.output(f"result {n}", tensor)
+    if not tensors:
+        raise ProgramError(f"cell {cell.name} has no results", hint="return tensors, or tuples, lists, dicts of them")
+    graph = prog.graph
+    for node in graph.nodes:
+        _check(cell, node)
+    inputs = {node.attributes["input"]: node for node in graph.nodes if node.op is INPUT}
+    read = tuple(name for name in names if name in inputs)
+    nodes = [inputs[name] for name in read] + [inputs.get(f"argument {n}") for n in range(len(kinds))]
+    return Trace(
+        cell,
+        results,
+        read,
+        kinds,
+        tuple(kind(tuple(map(int, edge.shape)), np.dtype(edge.dtype)) for edge in graph.outputs.values()),  # type: ignore[arg-type]
+        tuple(nodes),
+        tuple(edge.node for edge in graph.outputs.values()),
+    )
+
+
+def _check(cell: Cell, node: Node) -> None:
+    places = [("here", node.source)]
+    if node.domain or shape_symbols(node.shape):
+        raise ProgramError(f"cell {cell.name} has dims of time", places=places, hint="a cell is for one instance")
+    if node.op is INPUT and node.attributes["input"] == "seed":
+        raise ProgramError(
+            f"cell {cell.name} draws random numbers, which cells cannot do yet",
+            places=places,
+            hint="draw them outside, and hand them to the cell as an argument",
+        )
+    if node.op is not INPUT and node.op.jax is None:
+        raise ProgramError(
+            f"cell {cell.name} uses {node.op.name}, which is for programs over time only",
+            places=places,
+            hint="a cell is a function of its arguments: no host calls, no definitions by cases, no tp.grad",
+        )
+    if node.dtype.itemsize == 8:
+        raise DtypeError(f"cell {cell.name} computes in {node.dtype.name}: 32 bits at most", places=places)

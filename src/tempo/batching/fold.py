@@ -1,0 +1,309 @@
+"""Models over forests, from the leaves to the roots: one XLA program for a whole mini-batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, tree_util
+
+from tempo.batching.cell import Cell, Kind, Trace, cell, kind
+from tempo.batching.forest import Forest, layout
+from tempo.batching.kernels import padded_width, pulled
+from tempo.batching.parameters import Parametrised
+from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
+
+Array = Any
+Inputs = dict[str, Any]
+
+
+class Fold(Parametrised):
+    """``folded(forest)``: a state for every node, arrays with one row per node; ``programs`` is how often it was
+    compiled. Made by ``tp.fold``."""
+
+    def __init__(self, leaf: Cell, inner: Cell, loss: Cell | None, seed: int) -> None:
+        cells = {"leaf": leaf, "inner": inner}
+        super().__init__(cells if loss is None else {**cells, "loss": loss}, seed)
+        self._capacities: dict[Any, int] = {}
+        self._forward = jax.jit(_forward, static_argnums=0)
+        self._backward = jax.jit(_backward, static_argnums=0)
+        self._parts: dict[Any, _Parts] = {}
+        self._programs: set[Any] = set()
+
+    @property
+    def programs(self) -> int:
+        return len(self._programs)
+
+    def __call__(self, forest: Forest, parameters: Mapping[str, Array] | None = None) -> Any:
+        """The states of all nodes, in the order of the forest's arrays."""
+        parts, values, inputs = self._prepared(forest, parameters)
+        if not len(forest):
+            states = [np.zeros((0, *one.shape), one.dtype) for one in parts.leaf.trace.results]
+        else:
+            arenas = self._run(self._forward, parts, values, inputs)
+            states = [np.asarray(arena)[: len(forest)] for arena in arenas]
+        return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
+
+    def value_and_grad(
+        self, forest: Forest, parameters: Mapping[str, Array] | None = None
+    ) -> tuple[float, dict[str, Array]]:
+        """The mean loss of the trees, and its gradient with respect to the parameters, by name."""
+        if "loss" not in self.cells:
+            raise GradientError("there is no loss to differentiate", hint="tp.fold(..., loss=cell)")
+        if not len(forest):
+            raise InputError("value_and_grad of no trees: their mean is not defined")
+        parts, values, inputs = self._prepared(forest, parameters)
+        loss, gradients = self._run(self._backward, parts, values, inputs)
+        return float(loss), gradients
+
+    def _run(self, function: Any, parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> Any:
+        shapes = tuple(np.shape(leaf) for leaf in tree_util.tree_leaves(inputs))
+        self._programs.add((function, parts, shapes))
+        return function(parts, values, inputs)
+
+    def _prepared(self, forest: Forest, parameters: Mapping[str, Array] | None) -> tuple[_Parts, Any, Inputs]:
+        values = self.given(parameters)
+        rows = {name: kind(array.shape[1:], array.dtype) for name, array in forest.data.items()}
+        arity = forest.children.shape[1]
+        key = (arity, tuple(rows.items()))
+        if key not in self._parts:
+            self._parts[key] = self._traced(rows, arity)
+        return self._parts[key], values, self._inputs(forest)
+
+    def _traced(self, data: Mapping[str, Kind], arity: int) -> _Parts:
+        leaf = self._part("leaf", data)
+        for one in leaf.trace.results:
+            if not one.is_float:
+                raise DtypeError(f"the state of a leaf is {_show(leaf.trace)}: states must be floats")
+        states = [kind((arity, *one.shape), one.dtype) for one in leaf.trace.results]
+        children = tree_util.tree_unflatten(leaf.trace.structure, states)
+        present = kind((arity,), np.dtype(bool))
+        inner = self._part("inner", {**data, "children": children, "present": present})
+        if inner.trace.structure != leaf.trace.structure or inner.trace.results != leaf.trace.results:
+            raise ShapeError(
+                f"the state of an inner node is {_show(inner.trace)}, that of a leaf {_show(leaf.trace)}",
+                hint="the cells leaf and inner must give the same",
+            )
+        if "loss" not in self.cells:
+            return _Parts(leaf, inner, None)
+        state = tree_util.tree_unflatten(leaf.trace.structure, leaf.trace.results)
+        loss = self._part("loss", {**data, "state": state})
+        if loss.trace.results != (kind((), np.dtype(np.float32)),):
+            raise ShapeError(f"the loss of a tree is {_show(loss.trace)}", hint="one number: float32[]")
+        return _Parts(leaf, inner, loss)
+
+    def _part(self, name: str, known: Mapping[str, Any]) -> _Part:
+        """A cell traced with the arguments that it names."""
+        body = self.cells[name].body
+        parameters = inspect.signature(body).parameters
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for wanted, p in parameters.items():
+            if wanted not in known and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise ProgramError(
+                    f"cell {name} has an argument {wanted}, which nothing gives it",
+                    hint=f"there are: {', '.join(known)}",
+                )
+        asked = tuple(one for one in known if everything or one in parameters)
+        paths, structure = tree_util.tree_flatten_with_path(((), {one: known[one] for one in asked}))
+        trace = self.cells[name].trace(structure, tuple(leaf for _, leaf in paths))
+        states = tuple(n for n, (path, _) in enumerate(paths) if path[1].key in ("children", "state"))
+        return _Part(trace, asked, tuple(self.own(trace)), states)
+
+    def _inputs(self, forest: Forest) -> Inputs:
+        """What the program is given, in arrays that are as large as they ever were: it is compiled for few sizes."""
+        leaves = self._room("leaves", int(np.sum(forest.heights == 0)))
+        plan = layout(forest, leaves)
+        nodes = self._room("nodes", len(forest))
+        roots = self._room("roots", len(forest.roots))
+        segments = []
+        for segment in plan.segments:
+            count = len(segment.nodes)
+            chunks = self._room(("chunks", segment.width), count)
+            segments.append(
+                {"count": np.int32(count), "nodes": _fit(segment.nodes, chunks), "rows": _fit(segment.children, chunks)}
+            )
+        weights = np.zeros(roots, np.float32)
+        weights[: len(forest.roots)] = 1 / max(len(forest.roots), 1)
+        return {
+            "data": {name: _fit(array, nodes) for name, array in forest.data.items()},
+            "leaves": _fit(plan.leaves, leaves),
+            "segments": segments,
+            "rows": _fit(plan.rows, nodes),
+            "roots": _fit(forest.roots.astype(np.int32), roots),
+            "weights": weights,
+            "size": np.zeros(self._room("size", plan.size), np.bool_),
+        }
+
+    def _room(self, what: Any, count: int) -> int:
+        wanted = padded_width(count) if count else 0
+        self._capacities[what] = max(self._capacities.get(what, 0), wanted)
+        return self._capacities[what]
+
+
+def fold(
+    leaf: Callable[..., Any], inner: Callable[..., Any], loss: Callable[..., Any] | None = None, seed: int = 0
+) -> Fold:
+    """A model over forests: what the state of a leaf is, and that of a node with children.
+
+    The cells get the forest's arrays that they name as arguments, for one node: ``leaf(word)``. ``inner`` also gets
+    ``children``, the states of the node's children along a leading axis (as long as the forest's arity, zeros where
+    there is none), and, if it asks for it, ``present``, bools that say which there are. ``loss(state, ...)`` is a
+    number for the root of every tree.
+    """
+    made = [cell(leaf, "leaf"), cell(inner, "inner")]
+    return Fold(made[0], made[1], None if loss is None else cell(loss, "loss"), seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A cell of the model."""
+
+    trace: Trace
+    asked: tuple[str, ...]
+    """The names of its arguments."""
+    names: tuple[str, ...]
+    """The names of its parameters, in the model."""
+    states: tuple[int, ...]
+    """Which of its arguments, flattened, are states of nodes."""
+
+    def own(self, values: Mapping[str, Array]) -> list[Array]:
+        return [values[name] for name in self.names]
+
+    def arguments(self, inputs: Inputs, nodes: Array, **others: Any) -> list[Array]:
+        """Its arguments for some nodes, flattened."""
+        data = inputs["data"]
+        known = {name: others[name] if name in others else data[name][nodes] for name in self.asked}
+        leaves: list[Array] = tree_util.tree_leaves(known)
+        return leaves
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    leaf: _Part
+    inner: _Part
+    loss: _Part | None
+
+
+def _show(trace: Trace) -> str:
+    return str(tree_util.tree_unflatten(trace.structure, [str(one) for one in trace.results]))
+
+
+def _fit(array: Array, length: int) -> Array:
+    """An array with so many rows, its last one repeated."""
+    if not len(array):
+        return np.zeros((length, *array.shape[1:]), array.dtype)
+    return np.concatenate([array, np.repeat(array[-1:], length - len(array), 0)])
+
+
+# -- the program ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """The chunks of one width: ``first`` is the row of the first one's first node."""
+
+    count: Array
+    first: Array
+    nodes: Array
+    rows: Array
+
+    @property
+    def width(self) -> int:
+        return int(self.nodes.shape[1])
+
+    def arguments(self, parts: _Parts, inputs: Inputs, arenas: Sequence[Array], n: Array) -> list[Array]:
+        """Those of the nth chunk's nodes."""
+        rows = self.rows[n]
+        children = tree_util.tree_unflatten(parts.leaf.trace.structure, [arena[rows] for arena in arenas])
+        return parts.inner.arguments(inputs, self.nodes[n], children=children, present=rows > 0)
+
+
+def _chunks(inputs: Inputs) -> list[_Chunks]:
+    first = jnp.int32(1 + len(inputs["leaves"]))
+    found = []
+    for segment in inputs["segments"]:
+        if len(segment["nodes"]):
+            found.append(_Chunks(segment["count"], first, segment["nodes"], segment["rows"]))
+            first = first + segment["count"] * found[-1].width
+    return found
+
+
+def _states(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> list[Array]:
+    """The arenas with all states."""
+    leaves = inputs["leaves"]
+    of_leaves = parts.leaf.trace.batched(len(leaves), parts.leaf.own(values), parts.leaf.arguments(inputs, leaves))
+    arenas = [
+        lax.dynamic_update_slice_in_dim(jnp.zeros((len(inputs["size"]), *one.shape), one.dtype), states, 1, 0)
+        for one, states in zip(parts.leaf.trace.results, of_leaves, strict=True)
+    ]
+
+    def chunk(chunks: _Chunks, n: Array, arenas: list[Array]) -> list[Array]:
+        arguments = chunks.arguments(parts, inputs, arenas, n)
+        states = parts.inner.trace.batched(chunks.width, parts.inner.own(values), arguments)
+        row = chunks.first + n * chunks.width
+        return [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
+
+    for chunks in _chunks(inputs):
+        arenas = lax.fori_loop(0, chunks.count, partial(chunk, chunks), arenas)
+    return arenas
+
+
+def _forward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> list[Array]:
+    return [arena[inputs["rows"]] for arena in _states(parts, values, inputs)]
+
+
+def _backward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> tuple[Array, dict[str, Array]]:
+    assert parts.loss is not None
+    arenas = _states(parts, values, inputs)
+    carry: _Carry = [jnp.zeros_like(arena) for arena in arenas], {n: jnp.zeros_like(v) for n, v in values.items()}
+
+    roots, weights = inputs["roots"], inputs["weights"]
+    rows = inputs["rows"][roots]
+    state = tree_util.tree_unflatten(parts.leaf.trace.structure, [arena[rows] for arena in arenas])
+    arguments = parts.loss.arguments(inputs, roots, state=state)
+    (losses,) = parts.loss.trace.batched(len(roots), parts.loss.own(values), arguments)
+    carry = _flow(parts.loss, values, arguments, [weights], rows, carry)
+
+    def chunk(chunks: _Chunks, k: Array, carry: _Carry) -> _Carry:
+        n = chunks.count - 1 - k
+        row = chunks.first + n * chunks.width
+        coming = [lax.dynamic_slice_in_dim(flow, row, chunks.width, 0) for flow in carry[0]]
+        return _flow(parts.inner, values, chunks.arguments(parts, inputs, arenas, n), coming, chunks.rows[n], carry)
+
+    for chunks in reversed(_chunks(inputs)):
+        carry = lax.fori_loop(0, chunks.count, partial(chunk, chunks), carry)
+
+    leaves = inputs["leaves"]
+    coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
+    _, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
+    return jnp.sum(losses * weights), gradients
+
+
+_Carry = tuple[list[Array], dict[str, Array]]
+"""What flows into states, and into parameters."""
+
+
+def _flow(
+    part: _Part,
+    values: Mapping[str, Array],
+    arguments: Sequence[Array],
+    coming: Sequence[Array],
+    rows: Array,
+    carry: _Carry,
+) -> _Carry:
+    """Let what comes flow on: into the states in these rows, and into parameters."""
+    flows, gradients = carry
+    into_parameters, into_arguments = pulled(part.trace, len(rows), part.own(values), arguments, coming)
+    into_states = [into_arguments[n] for n in part.states]
+    if into_states:
+        flows = [flow.at[rows].add(new) for flow, new in zip(flows, into_states, strict=True)]
+    gradients = dict(gradients)
+    for name, new in zip(part.names, into_parameters, strict=True):
+        gradients[name] = gradients[name] + new
+    return flows, gradients

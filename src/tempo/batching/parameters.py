@@ -1,0 +1,89 @@
+"""The parameters of models that are made of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import tempo as tp
+from tempo.batching.cell import Cell, Trace
+from tempo.errors import InputError, ShapeError
+
+Array = Any
+
+
+class Parametrised:
+    """A model with named cells and the values of their parameters, at first made of ``seed``."""
+
+    def __init__(self, cells: Mapping[str, Cell], seed: int) -> None:
+        self.cells = dict(cells)
+        self.seed = seed
+        self._module = _together(self.cells)
+        self._names = _names(self.cells, self._module)
+        self._parameters: dict[str, Array] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        if self._parameters is None:
+            self._parameters = _initial(self._module, self.seed)
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, values: Mapping[str, Array]) -> None:
+        self._parameters = _checked(self._module, values)
+
+    def given(self, values: Mapping[str, Array] | None) -> dict[str, Array]:
+        """The values to be used: the model's own if there are no others."""
+        return self.parameters if values is None else _checked(self._module, values)
+
+    def own(self, trace: Trace) -> list[str]:
+        """The model's names of the parameters that a cell reads."""
+        return [self._names[trace.cell, name] for name in trace.parameters]
+
+
+def _together(cells: Mapping[str, Cell]) -> tp.nn.Module:
+    """The cells' modules as one, under the cells' names: what occurs in two of them is one parameter."""
+    together = tp.nn.Module()
+    vars(together).update({name: one.module for name, one in cells.items() if one.module is not None})
+    return together
+
+
+def _names(cells: Mapping[str, Cell], module: tp.nn.Module) -> dict[tuple[Cell, str], str]:
+    """The model's name of every cell's parameter: what is shared has the first of its names."""
+    names = {id(parameter): name for name, parameter in module.parameters().items()}
+    return {
+        (one, name): names[id(parameter)]
+        for one in cells.values()
+        if one.module is not None
+        for name, parameter in one.module.parameters().items()
+    }
+
+
+def _initial(module: tp.nn.Module, seed: int) -> dict[str, Array]:
+    """The values that a module's initialisers give its parameters."""
+    if not module.parameters():
+        return {}
+    with tp.Program("parameters") as prog:
+        declared = module.declare(prog)
+        for name, tensor in declared.parameters().items():
+            prog.output(name, tensor)
+    made = prog.compile(seed=seed)()
+    return {name: jnp.asarray(made[name]) for name in module.parameters()}
+
+
+def _checked(module: tp.nn.Module, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Values for a module's parameters, on the device."""
+    wanted = module.parameters()
+    for name in wanted:
+        if name not in values:
+            raise InputError(f"there is no value for parameter {name}", hint=f"needed: {', '.join(wanted)}")
+    for name, value in values.items():
+        if name not in wanted:
+            raise InputError(f"there is no parameter {name}", hint=f"there are: {', '.join(wanted) or 'none'}")
+        if np.shape(value) != tuple(wanted[name].shape):
+            raise ShapeError(f"parameter {name} has shape {tuple(wanted[name].shape)}, found {np.shape(value)}")
+    dtypes = {name: np.dtype(wanted[name].dtype or np.float32) for name in wanted}
+    return {name: jnp.asarray(values[name], dtypes[name]) for name in wanted}

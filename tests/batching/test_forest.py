@@ -1,0 +1,177 @@
+"""Forests: trees as arrays, and models over them as one program."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tempo as tp
+from tempo import nn
+from tempo.batching.forest import layout
+from tests.batching import models
+
+
+class Inner(nn.Module):
+    """That of ``models.TreeLSTM``, children along an axis."""
+
+    def __init__(self, size: int) -> None:
+        self.gates = nn.Linear(size, 3 * size)
+        self.forget = nn.Linear(size, size)
+
+    def __call__(self, children: Any) -> Any:
+        h, c = children
+        i, o, u = tp.split(self.gates(tp.sum(h, 0)), 3)
+        c = tp.sigmoid(i) * tp.tanh(u) + tp.sum(tp.sigmoid(self.forget(h)) * c, 0)
+        return tp.sigmoid(o) * tp.tanh(c), c
+
+
+@cache
+def tree_lstm() -> Any:
+    return tp.fold(models.Leaf(5), Inner(5), loss=models.Score(5))
+
+
+def forest_of(data: list[Any]) -> Any:
+    """Trees with labels, which every node of a tree gets."""
+    nodes = [(tree, label) for tree, label in data]
+    return tp.forest(
+        nodes,
+        children=lambda node: [(child, node[1]) for child in node[0]] if isinstance(node[0], tuple) else [],
+        word=lambda node: node[0] if isinstance(node[0], int) else 0,
+        label=lambda node: node[1],
+        arity=2,
+    )
+
+
+def labelled(count: int, **options: Any) -> list[Any]:
+    return [(tree, n % 3) for n, tree in enumerate(models.trees(count, **options))]
+
+
+def test_a_forest_from_nested_data() -> None:
+    forest = tp.forest(
+        [(1, (2, 3)), 4],
+        children=lambda t: t if isinstance(t, tuple) else (),
+        word=lambda t: t if isinstance(t, int) else 0,
+    )
+    assert repr(forest) == "<Forest of 2 trees, 6 nodes on 3 levels>"
+    assert forest.children.tolist() == [[1, 2], [-1, -1], [3, 4], [-1, -1], [-1, -1], [-1, -1]]
+    assert forest.data["word"].tolist() == [0, 1, 0, 2, 3, 4]
+    assert forest.roots.tolist() == [0, 5]
+    assert forest.heights.tolist() == [2, 0, 1, 0, 0, 0]
+
+
+def test_chunks_of_levels() -> None:
+    forest = tp.forest(children=[[1, 2], [], [3, 4], [], []])
+    plan = layout(forest, leaves=4)
+    assert plan.leaves.tolist() == [1, 3, 4]
+    assert plan.rows.tolist() == [9, 1, 5, 2, 3]  # row 0 is for absent children, row 4 for a leaf that is not there
+    *wider, segment = plan.segments
+    assert not any(len(s.nodes) for s in wider)
+    assert segment.nodes.tolist() == [[2] * 4, [0] * 4]
+    assert segment.children[:, 0].tolist() == [[2, 3], [1, 5]]
+
+
+def test_sums_over_trees_of_any_arity() -> None:
+    total = tp.fold(
+        lambda value: value, lambda children, value, present: value + tp.sum(children) + 0 * tp.sum(present)
+    )
+    forest = tp.forest(children=[[1, 2, 3], [], [4], [], [], []], value=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert total(forest).tolist() == [15, 2, 8, 4, 5, 6]
+
+
+def test_tree_lstm() -> None:
+    folded, data = tree_lstm(), labelled(30)
+    p = models.as_torch(folded.parameters)
+    forest = forest_of(data)
+    h, c = folded(forest)
+    assert h.shape == c.shape == (len(forest), 5)
+    for (tree, _), root in zip(data, forest.roots, strict=True):
+        expected = models.torch_tree(p, tree)
+        np.testing.assert_allclose(h[root], expected[0], atol=1e-5)
+        np.testing.assert_allclose(c[root], expected[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [30, 1])
+def test_gradients(count: int) -> None:
+    folded, data = tree_lstm(), labelled(count)
+    value, gradients = folded.value_and_grad(forest_of(data))
+    p = models.as_torch(folded.parameters, gradients=True)
+    # In a forest the loss is called loss, in models.torch_tree_loss score.
+    named = {name.replace("loss.", "score."): value for name, value in p.items()}
+    expected = torch.stack([models.torch_tree_loss(named, one) for one in data]).mean()
+    expected.backward()
+    assert value == pytest.approx(expected.item(), rel=1e-5)
+    for name, gradient in gradients.items():
+        reference = p[name].grad if p[name].grad is not None else torch.zeros_like(p[name])
+        np.testing.assert_allclose(gradient, reference, atol=1e-6, rtol=1e-4, err_msg=name)
+
+
+def test_smaller_forests_need_no_other_program() -> None:
+    folded = tree_lstm()
+    folded(forest_of(labelled(30)))
+    before = folded.programs
+    for seed in range(5):
+        folded(forest_of(labelled(20, most=8, seed=seed)))
+    assert folded.programs == before
+
+
+def test_a_chain_of_5000_nodes() -> None:
+    class Add(nn.Module):
+        def __init__(self) -> None:
+            self.step = nn.Parameter((), nn.init.constant(0.5))
+
+        def __call__(self, children: Any) -> Any:
+            return tp.sum(children) + self.step
+
+    folded = tp.fold(lambda value: value, Add(), loss=lambda state: state)
+    nodes = 5001
+    forest = tp.forest(children=np.append(np.arange(1, nodes), -1)[:, None], value=np.full(nodes, 2.0))
+    assert folded(forest)[0] == 2 + 0.5 * 5000
+    value, gradients = folded.value_and_grad(forest)
+    assert value == 2 + 0.5 * 5000
+    assert gradients["inner.step"] == 5000
+
+
+def test_wide_levels_and_nodes_with_many_parents() -> None:
+    # 600 nodes over the same two leaves, and one over two of them: more nodes on level 1 than on level 0.
+    children = [[], [], *[[0, 1]] * 600, [2, 601]]
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children), loss=lambda state: state)
+    forest = tp.forest(children=children, value=np.arange(603.0))
+    assert total(forest).tolist() == [0.0, *[1.0] * 601, 2.0]
+
+
+def test_no_trees() -> None:
+    h, c = tree_lstm()(tp.forest(children=np.zeros((0, 2)), word=np.zeros(0, int), label=np.zeros(0, int)))
+    assert h.shape == c.shape == (0, 5)
+
+
+def message(kind: type[tp.TempoError], function: Any) -> str:
+    with pytest.raises(kind) as error:
+        function()
+    return error.value.message
+
+
+def test_mistakes() -> None:
+    errors = tp.errors
+    assert message(errors.InputError, lambda: tp.forest(children=[[1], [0], []])) == (
+        "the children of node 0 lead in a circle"
+    )
+    assert message(errors.InputError, lambda: tp.forest(children=[[1], [7]])) == (
+        "node 1 has a child 7, and there are 2 nodes"
+    )
+    assert message(errors.ShapeError, lambda: tp.forest(children=[[1], []], word=[1])) == (
+        "word has 1 rows, and there are 2 nodes"
+    )
+    forest = tp.forest(children=[[1], []], value=[1.0, 2.0])
+    folded = tp.fold(lambda word: word, lambda children: children)
+    assert message(errors.ProgramError, lambda: folded(forest)) == (
+        "cell leaf has an argument word, which nothing gives it"
+    )
+    folded = tp.fold(lambda value: value, lambda children: children)
+    assert message(errors.ShapeError, lambda: folded(forest)) == (
+        "the state of an inner node is float32[1], that of a leaf float32[]"
+    )
+    assert message(errors.GradientError, lambda: folded.value_and_grad(forest)) == "there is no loss to differentiate"

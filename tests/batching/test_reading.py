@@ -1,0 +1,145 @@
+"""Models that decide by what they compute: instances wait for values, all together."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo import nn
+
+
+def halve() -> tp.batching.Cell:
+    return tp.cell(lambda x: x / 2, name="halve")
+
+
+def test_a_loop_that_ends_on_a_value() -> None:
+    half = halve()
+
+    def model(x: float) -> Any:
+        steps = 0
+        value = half(x)
+        while value > 1:
+            value = half(value)
+            steps += 1
+        return steps, value
+
+    batched = tp.batch(model)
+    assert batched([3.0, 40.0, 1.0, 17.0]) == [(1, 0.75), (5, 0.625), (0, 0.5), (4, 0.53125)]
+    # As many launches as the longest loop has steps: whoever is not done goes on with the others.
+    assert batched.statistics.calls == 2 + 6 + 1 + 5
+    assert batched.statistics.launches == 6
+    assert batched([]) == []
+    assert batched([3.0]) == [(1, 0.75)]
+
+
+def test_every_way_of_reading() -> None:
+    half = halve()
+
+    def model(x: float) -> Any:
+        value = half(np.array([x, 2 * x]))
+        first = tp.cell(lambda v: v.space[0], name="first")(value)
+        number = tp.cell(lambda v: tp.argmax(v), name="number")(value)
+        return [
+            np.asarray(value).tolist(),
+            float(first),
+            int(number),
+            bool(number),
+            [10, 20][number],
+            bool(first < 2),
+            bool(first <= 1),
+            bool(first >= 2),
+            int(np.argmax(value)),
+        ]
+
+    assert tp.batch(model)([2.0]) == [[[1.0, 2.0], 1.0, 1, True, 20, True, True, False, 1]]
+
+
+def test_what_is_not_read_is_computed_with_what_is() -> None:
+    """A reading computes everything that is recorded, once for all instances."""
+    half = halve()
+
+    def model(x: float) -> Any:
+        other = half(x + 1)
+        return half(other) if half(x) > 1 else other
+
+    batched = tp.batch(model)
+    assert batched([1.0, 5.0]) == [1.0, 1.5]
+    assert batched.statistics.launches == 2  # four halves, then one more
+
+
+def test_parallel_functions_wait_together() -> None:
+    half = halve()
+    both = tp.cell(lambda a, b: a + b, name="both")
+
+    def grow(x: Any) -> Any:
+        """A tree that is only known while it is made."""
+        value = half(x)
+        if value > 1:
+            return both(*tp.parallel(lambda: grow(value), lambda: grow(value)))
+        return value
+
+    def grow_one_after_another(x: Any) -> Any:
+        value = half(x)
+        return both(grow_one_after_another(value), grow_one_after_another(value)) if value > 1 else value
+
+    together, apart = tp.batch(grow), tp.batch(grow_one_after_another)
+    assert together([8.0, 3.0]) == apart([8.0, 3.0]) == [4 * 1.0, 2 * 0.75]
+    assert together.statistics.calls == apart.statistics.calls
+    assert together.statistics.launches < apart.statistics.launches
+
+
+def test_parallel_without_reading() -> None:
+    half = halve()
+    batched = tp.batch(lambda x: tp.parallel(lambda: half(x), lambda: half(2 * x), lambda: "text"))
+    assert batched([2.0]) == [[1.0, 2.0, "text"]]
+    assert tp.parallel(lambda: 1, lambda: 2) == [1, 2]
+
+
+def test_gradients_go_through_decisions() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            self.factor = nn.Parameter((), nn.init.constant(2.0))
+
+        def __call__(self, x: Any) -> Any:
+            return self.factor * x
+
+    scale = tp.cell(Scale())
+
+    def model(x: Any) -> Any:
+        value = scale(x)
+        return value if value > 10 else model(value)
+
+    # 3 * 2 * 2 = 12, and 1 * 2 * 2 * 2 * 2 = 16
+    value, gradients = tp.batch(model, cells={"scale": scale}).value_and_grad([3.0, 1.0])
+    assert value == (12 + 16) / 2
+    assert gradients["scale.factor"] == (3 * 2 * 2 + 4 * 2**3) / 2
+
+
+def test_an_error_names_the_instance_and_leaves_no_thread_behind() -> None:
+    half = halve()
+
+    def model(x: float) -> Any:
+        if half(x) > 3:
+            raise KeyError("too large")
+        return half(x)
+
+    before = threading.active_count()
+    with pytest.raises(KeyError) as error:
+        tp.batch(model)([1.0, 8.0, 2.0])
+    assert error.value.__notes__ == ["while the model ran on instance 1"]
+    assert threading.active_count() == before
+
+
+def test_recursion_that_is_too_deep() -> None:
+    half = halve()
+
+    def model(x: Any) -> Any:
+        return model(half(x)) if half(x) >= 0 else x
+
+    with pytest.raises(tp.errors.ProgramError) as error:
+        tp.batch(lambda n: model(n) if n else 0.0)([0, 1.0])
+    assert error.value.message.startswith("the model's recursion on instance 1 is deeper than Python allows")
