@@ -14,6 +14,7 @@ from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.pinned import split_pinned
 from tempo.passes.simplify import simplify
 from tempo.runtime.executable import Executable
+from tempo.schedule.looptree import show
 from tests.schedule.common import outline
 
 
@@ -148,3 +149,24 @@ def test_random_borders(corner: int, back: int, row: bool, column: bool, n: int,
         prog.output("dx", tp.grad(D[I - 1, J - 1], x))
     inputs = np.random.default_rng(0).normal(size=(n, m)).astype(np.float32)
     assert not unrolled(check(prog, {I: n, J: m}, x=inputs))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_row_that_others_read_before_the_rest_is_known(backend: str) -> None:
+    """Acting with the weights as they are, then several updates from all that was seen."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        e, E = prog.dim("e")
+        t, T = prog.dim("t")
+        w = prog.state("w", 1.0, over=(i, e))
+        o = prog.recurrent("o", (), (i, t))
+        o[0, 0] = 1.0
+        o[i, t + 1] = tp.cos(o * w[i, 0])
+        o[i + 1, 0] = o[i, T]
+        w.next = 0.5 * w + tp.sin(o[i, 0:T].sum())
+        prog.output("w", w.final)
+    bounds = {I: 4, E: 3, T: 5}
+    run = prog.compile(bounds, backend)
+    np.testing.assert_allclose(run().w, prog.evaluate(bounds).w, rtol=1e-5)
+    heads = [line.strip() for line in show(run.schedule.trees).splitlines() if line.lstrip().startswith("for ")]
+    assert heads == ["for i in 0 .. 3:", "for t in 0 .. 4:", "for e in 0 .. 2:"]

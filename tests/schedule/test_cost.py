@@ -45,3 +45,14 @@ def test_a_batch_at_once_is_faster_than_one_after_the_other() -> None:
     prog, bounds = product(512)
     for rates in RATES.values():
         assert estimated(prog, bounds, rates) < estimated(prog, bounds, rates, tp.Plan({"b": 1}))
+
+
+def test_what_is_read_through_another_dim() -> None:
+    with tp.Program() as prog:
+        s, S = prog.dim("s")
+        t, T = prog.dim("t")
+        w = prog.input("w", (4, 4), s)
+        x = prog.input("x", (4,), t)
+        prog.output("y", w[t // 2] @ x)
+    moved = 4 * (6 * 16 + 6 * 4 + 6 * 4)
+    assert estimated(prog, {S: 3, T: 6}, Rates(1e15, 1e15, 1e9, 0, 0)) == moved / 1e9

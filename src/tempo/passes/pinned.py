@@ -22,8 +22,8 @@ from typing import TypeVar
 
 from tempo.analysis.causality import node_circles
 from tempo.errors import IndexExpressionError
-from tempo.graph.node import Case, Domain, Edge, Graph, Node
-from tempo.graph.structural import HOST, RECURRENT
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, dims_of
+from tempo.graph.structural import HOST, HOST_RESULT, RECURRENT
 from tempo.graph.traversal import components
 from tempo.passes.rewrite import Rebuilt, assemble
 from tempo.passes.variables import case_in, in_variables
@@ -45,6 +45,41 @@ def split_pinned(graph: Graph) -> Graph:
         while circles := _circles_at(graph, pin):
             graph = _Split(graph, pin, circles[0]).result()
     return graph
+
+
+def split_fixed_reads(graph: Graph) -> Graph:
+    """The graph with rows taken out of the tensors they are rows of that are read, in a circle, by what lacks the dim:
+
+        o[i, t + 1] = f(o[i, t], w[i, 0])
+        w[i, e + 1] = g(w[i, e], o[i, 0:T])
+
+    For each i, w at the first e comes before all of o, and at the others after it. But a circle of nodes has an order
+    only if the row ``w[i, 0]`` is a node of its own. (Where there is an order anyway, this would cost it stores.)
+    """
+    if graph.stops:
+        return graph
+    # Of the rows themselves no further rows are taken, which could go on for ever.
+    wanted = set(_fixed_reads(graph))
+    for pin, node in sorted(wanted, key=lambda found: (found[1].number, str(found[0]))):
+        if (pin, node) not in _fixed_reads(graph):
+            continue
+        split = _Split(graph, pin, {node})
+        if not any(copied.op in (HOST, HOST_RESULT) for copied in split.copied):  # calls are made once
+            graph = split.result()
+    return graph
+
+
+def _fixed_reads(graph: Graph) -> Iterator[tuple[Pin, Node]]:
+    """The recurrent nodes that another one of their circle, which lacks one of their dims, reads at a step of it."""
+    for circle in node_circles(graph):
+        for reader in circle:
+            families = {d.origin for d in reader.domain}
+            for edge in _edges(graph, reader):
+                if edge.node not in circle or edge.node.op is not RECURRENT:
+                    continue
+                for d, item in zip(edge.node.domain, edge.index, strict=True):
+                    if d.origin not in families and isinstance(item, Expr) and not dims_of(item.symbols()):
+                        yield Pin(d.origin, item + d.start), edge.node
 
 
 @dataclass(frozen=True)

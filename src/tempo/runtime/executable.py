@@ -21,11 +21,13 @@ from tempo.errors import BudgetError, CheckpointError, ProgramError
 from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
+from tempo.passes.pinned import split_fixed_reads
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.cost import RATES
 from tempo.schedule.decisions import decisions
+from tempo.schedule.loops import ScheduleError
 from tempo.schedule.looptree import show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
@@ -93,24 +95,44 @@ class Executable:
 
     def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], parallel: bool) -> Planner:
         """Passes, loops and stores for what is wanted."""
-        unrolled = wanted.unrolled(self.source)
         with self.timed("passes"):
             several = self.numbers if parallel else None
+            unrolled = wanted.unrolled(self.source)
             self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
         with self.timed("plan"):
-            speed = GPU_SPEED if parallel else CPU_SPEED
-            buckets = Buckets(wanted.cuts(self.source), speed)
-            rates = RATES["gpu" if parallel else "cpu"]
-            # What is in host memory is named in terms of what is computed again.
-            first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
-            planner = Planner(self.graph, self.numbers, first, unrolled, buckets, self.source, rates)
-            if wanted.recompute:
-                planner = planner.again(wanted)
+            try:
+                planner = self._planner(self.graph, wanted, parallel)
+                tangled = planner.fastest().schedule.tangled
+            except ScheduleError:
+                tangled = True
+            if tangled:
+                planner = self._untangled(wanted, parallel) or self._planner(self.graph, wanted, parallel)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
                 self._take(planner.fastest() if budget is None else planner.within(budget))
         return planner
+
+    def _planner(self, graph: Graph, wanted: Plan, parallel: bool) -> Planner:
+        speed = GPU_SPEED if parallel else CPU_SPEED
+        buckets = Buckets(wanted.cuts(self.source), speed)
+        rates = RATES["gpu" if parallel else "cpu"]
+        # What is in host memory is named in terms of what is computed again.
+        first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
+        unrolled = wanted.unrolled(self.source)
+        planner = Planner(graph, self.numbers, first, unrolled, buckets, self.source, rates)
+        return planner.again(wanted) if wanted.recompute else planner
+
+    def _untangled(self, wanted: Plan, parallel: bool) -> Planner | None:
+        """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
+        split = split_fixed_reads(self.graph)
+        if split is self.graph:
+            return None
+        try:
+            planner = self._planner(split, wanted, parallel)
+            return None if planner.fastest().schedule.tangled else planner
+        except ScheduleError:
+            return None
 
     @property
     def where(self) -> str:

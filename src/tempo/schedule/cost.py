@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.convolution import CONVOLUTION
@@ -79,7 +79,10 @@ class _Walk:
         shapes = [[self.extent(size, spans) for size in edge.shape] for edge in node.edges]
         moved = points * math.prod(shape) * node.dtype.itemsize
         for edge, operand in zip(node.edges, shapes, strict=True):
-            moved += self.repeats(edge, at_once) * math.prod(operand) * edge.dtype.itemsize
+            # What is the same for all points is read once.
+            own = {d: span for d, span in spans.items() if d in edge.domain}
+            read = math.prod(at_once.get(d.origin, last - first + 1) for d, (first, last) in own.items())
+            moved += read * math.prod(operand) * edge.dtype.itemsize
         rate = self.rates.flops if node.op in (EINSUM, CONVOLUTION) else self.rates.elements
         return max(self.rates.kernel, points * _work(node, shape, shapes) / rate, moved / self.rates.bytes)
 
@@ -93,11 +96,6 @@ class _Walk:
 
     def extent(self, size: Any, spans: Mapping[Dim, tuple[int, int]]) -> int:
         return extent(size, {**self.schedule.open, **spans}, self.schedule.numbers)
-
-    def repeats(self, edge: Edge, at_once: Mapping[Dim, int]) -> int:
-        """How many values an edge reads in a block: one for all points that read the same."""
-        steps = (at_once.get(d.origin) or len(range(*self.schedule.steps(edge.node, d))) for d in edge.domain)
-        return math.prod(steps) if edge.node in self.schedule.places else 0
 
     def is_kept(self, node: Node) -> bool:
         """Whether a node's values outlive the iteration that computes them."""

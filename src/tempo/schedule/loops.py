@@ -89,6 +89,8 @@ class Schedule:
     """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
     """Reductions that are put together block by block, of one dim or of several."""
+    tangled: bool
+    """Whether some nodes were computed point by point, because no dim has an order for them."""
     unrolled: frozenset[Dim]
     """Dims whose steps are computed each by code of its own."""
     backwards: frozenset[int]
@@ -182,6 +184,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         builder.part_of,
         frozenset(builder.tiled_loops),
         builder.folds,
+        builder.tangled,
         unrolled,
         frozenset(builder.backwards),
         builder.reasons,
@@ -235,6 +238,7 @@ class _Builder:
         self.blocks: dict[int, int] = {}
         self.part_of: dict[int, int] = {}
         self.tiled_loops: set[int] = set()
+        self.tangled = False
         self.folds: dict[Node, dict[Dim, Fold]] = {}
         self.delays: dict[tuple[Node, Dim], int] = {}
         self.reasons: dict[tuple[Node, Dim], str] = {}
@@ -523,6 +527,7 @@ class _Builder:
                 f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
                 f"please report this program:\n\n{self.graph}"
             )
+        self.tangled = True
         trees: list[Tree] = []
         for node, point in order:
             tree: Tree = self.compute(node, {})
