@@ -15,7 +15,7 @@ logging.disable_progress_bar()
 
 VOCABULARY = 320  # more than the tokenizer has, as in many checkpoints
 BEGINNING, END = 0, 1
-CONTEXT = 64
+CONTEXT = 160
 
 _TOKENS: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": BEGINNING, "eos_token_id": END}
 _ROTARY: dict[str, Any] = {

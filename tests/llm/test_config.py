@@ -11,6 +11,7 @@ import pytest
 import tempo as tp
 from tempo.llm import Config
 from tempo.nn import Llama3Scaling
+from tests.llm.checkpoints import CONTEXT
 from tests.llm.common import change_json, fails
 
 GPT2 = Config(
@@ -22,7 +23,7 @@ GPT2 = Config(
     head_size=8,
     hidden=128,
     vocabulary=320,
-    context=64,
+    context=CONTEXT,
     windows=(None, None),
     norm="layer",
     norm_epsilon=1e-5,
@@ -47,7 +48,7 @@ LLAMA = Config(
     head_size=8,
     hidden=48,
     vocabulary=320,
-    context=64,
+    context=CONTEXT,
     windows=(None, None),
     norm="rms",
     norm_epsilon=1e-6,

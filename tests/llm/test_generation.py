@@ -34,8 +34,8 @@ def greedy(reference: Any, prompt: list[int], count: int) -> list[int]:
 def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint, kind: str) -> None:
     directory, reference = checkpoint(kind)
     model = llm.load(directory)
-    found = llm.generate(model, PROMPTS, max_new_tokens=40, temperature=0)
-    assert [list(text.tokens) for text in found] == [greedy(reference, prompt, 40) for prompt in PROMPTS]
+    found = llm.generate(model, PROMPTS, max_new_tokens=128, temperature=0)
+    assert [list(text.tokens) for text in found] == [greedy(reference, prompt, 128) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import tempo as tp
 from tempo.llm import Config, Weights
 from tempo.llm.parameters import expected, shapes
-from tests.llm.checkpoints import KINDS
+from tests.llm.checkpoints import CONTEXT, KINDS
 from tests.llm.common import change_json, fails
 
 Checkpoint = Callable[..., tuple[Path, Any]]
@@ -75,7 +75,7 @@ def test_names_and_shapes_of_gpt2(checkpoint: Checkpoint) -> None:
     found = shapes(Config.load(checkpoint("gpt2")[0]))
     assert {name: shape for name, shape in found.items() if "layers.1" not in name} == {
         "embedding.weight": (320, 32),
-        "positions.weight": (64, 32),
+        "positions.weight": (CONTEXT, 32),
         "layers.0.attention_norm.weight": (32,),
         "layers.0.attention_norm.bias": (32,),
         "layers.0.attention.q_proj.weight": (32, 32),

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
 
 import tempo as tp
 from tempo import nn
-
-torch = pytest.importorskip("torch")
 
 Array = np.ndarray[Any, Any]
 

@@ -135,10 +135,10 @@ def test_modules_must_be_declared():
     model = nn.Linear(2, 1)
     with tp.Program("undeclared") as prog, pytest.raises(tp.errors.ProgramError) as caught:
         model(prog.input("x", 2))
-    assert str(caught.value) == (
-        "a parameter of shape (1, 2) has no value: its module was not declared in a program\n"
-        "  hint: net = model.declare(prog), then call net in place of model"
-    )
+    first, here, hint = str(caught.value).splitlines()
+    assert first == "a parameter of shape (1, 2) has no value: its module was not declared in a program"
+    assert here.endswith('model(prog.input("x", 2))')
+    assert hint == "  hint: net = model.declare(prog), then call net in place of model"
 
 
 def test_names_must_be_free():

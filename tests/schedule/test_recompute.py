@@ -59,6 +59,28 @@ def test_only_what_cannot_be_computed_again_is_kept() -> None:
     assert "recompute: what takes fewer bytes" in str(again.plan)
 
 
+def test_within_an_iteration_of_a_training() -> None:
+    with tp.Program("training") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", (SIZE,), t)
+        w = prog.state("weights", prog.input("w", (SIZE, SIZE)), over=i)
+        h = prog.recurrent("h", (SIZE,), (i, t))
+        h[i, 0] = x[0]
+        inner = tp.sigmoid(w @ h[i, t - 1])
+        h[i, t] = tp.tanh(inner * x) + tp.exp(-inner)
+        w.next = w - 0.1 * tp.grad(tp.sum(h[i, T - 1]), w)
+        prog.output("w", w.final)
+    bounds = {I: 3, T: STEPS}
+    kept, again = (
+        prog.compile(bounds, "numpy", plan=tp.Plan({"t": 4}, recompute=recompute)) for recompute in (False, True)
+    )
+    one = STEPS * SIZE * 4
+    assert kept_bytes(kept, T) >= 3 * one
+    assert kept_bytes(again, T) < 2 * one
+    np.testing.assert_allclose(again(**INPUTS).w, kept(**INPUTS).w, rtol=1e-4)
+
+
 def test_the_cheapest_cut() -> None:
     prog, T = training()
     run = Executable(prog.graph, {T: STEPS}, "numpy")

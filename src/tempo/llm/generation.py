@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ import tempo as tp
 from tempo.llm import sampling
 from tempo.llm.decoder import States
 from tempo.llm.model import LanguageModel
-from tempo.llm.sampling import Sampling
+from tempo.llm.sampling import Options, Sampling
 from tempo.llm.text import Text
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,18 +78,15 @@ def stream(
     model: LanguageModel,
     prompts: Prompt | Sequence[Prompt],
     max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
+    *,
     stop: str | Sequence[str] = (),
     seed: int = 0,
     logprobs: bool = False,
+    **options: Unpack[Options],
 ) -> Iterator[Piece]:
-    """As ``generate``, piece by piece, as they come."""
-    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    return Batch(model, encoded(model, prompts), max_new_tokens, how, stop, seed, logprobs).stream()
+    """As ``generate``, with the same options, piece by piece, as they come."""
+    prepared = encoded(model, prompts)
+    return Batch(model, prepared, max_new_tokens, Sampling(**options), stop, seed, logprobs).stream()
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 import tempo as tp
 
 Tensor = tp.RecurrentTensor
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``Sampling`` as keyword arguments."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
 
 
 @dataclass(frozen=True)

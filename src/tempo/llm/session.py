@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from tempo.llm.generation import Batch, Past, Piece, Prompt, rounded
 from tempo.llm.model import LanguageModel
-from tempo.llm.sampling import Sampling
+from tempo.llm.sampling import Options, Sampling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,16 +39,13 @@ class Session:
         self,
         prompt: Prompt,
         max_new_tokens: int = 128,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
+        *,
         stop: str | Sequence[str] = (),
         seed: int = 0,
+        **options: Unpack[Options],
     ) -> Generator[Piece, None, None]:
         """Add a prompt, and go on from there, piece by piece. If it is left early, what has come so far is kept."""
-        how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        how = Sampling(**options)
         # Only the first prompt begins a text.
         new = self.model.encoded(prompt, special=not self.tokens)
         tokens = [*self.tokens, *new]

@@ -28,6 +28,7 @@ class Parameter:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise tp.errors.ProgramError(
             f"a parameter of shape {self.shape} has no value: its module was not declared in a program",
+            places=[("here", tp.errors.user_line())],
             hint="net = model.declare(prog), then call net in place of model",
         )
 

@@ -92,12 +92,14 @@ def refreshed(node: Node, done: Rebuilt) -> Edge:
     edges = tuple(done.edge(edge) for edge in node.edges)
     if node.op is HOST:  # an argument has an axis for every batch dim over which it was written to vary
         edges = tuple(_over(*both) for both in zip(node.edges, edges, strict=True))
-    if edges == node.edges:
-        return node.here()
-    fresh = Node(
+    return node.here() if edges == node.edges else with_edges(node, edges).here()
+
+
+def with_edges(node: Node, edges: tuple[Edge, ...]) -> Node:
+    """Another node with the same operation on other operands."""
+    return Node(
         node.op, edges, node.domain, node.shape, node.dtype, node.source, node.attributes, node.scatters, node.name
     )
-    return fresh.here()
 
 
 def assemble(

@@ -35,11 +35,11 @@ class Rates:
     iteration: float
 
 
-# Known ones and not measured each time, so that a program's plan is the same whenever it is compiled.
+# By their order of magnitude, and not measured each time, so that a program's plan is the same whenever it is compiled.
 RATES = {
-    # An H200: exact float32 products, copies within its memory, a further small kernel, a loop's way back.
+    # An H200. The times of a further small kernel and of a loop's way back were measured there, the others are not.
     "gpu": Rates(flops=4e13, elements=4e12, bytes=4e12, kernel=2e-6, iteration=9e-6),
-    # Two cores of a server, as XLA uses them.
+    # Two cores of a server: so chosen that the micro benchmarks take about as long as they do.
     "cpu": Rates(flops=5e10, elements=1e9, bytes=1e10, kernel=1e-6, iteration=5e-6),
 }
 

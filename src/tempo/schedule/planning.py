@@ -62,7 +62,8 @@ def bytes_of(memory: int | str) -> int:
 def show_bytes(size: int) -> str:
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:
-            return f"{size / factor:.3g} {unit}"
+            number = size / factor
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
     return f"{size} bytes"
 
 

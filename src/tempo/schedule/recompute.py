@@ -7,18 +7,18 @@ separate what must be there in any case (inputs, recurrences) from what is read,
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import producers
 from tempo.ops.scan import LINEAR_RECURRENCE
-from tempo.passes.rewrite import Rebuilt, rebuild
-from tempo.schedule.loops import Schedule
+from tempo.passes.rewrite import Rebuilt, rebuild, with_edges
+from tempo.schedule.loops import Place, Schedule
 from tempo.schedule.storage import Storage
 
 _FIXED = (HOST, HOST_RESULT, INPUT, LINEAR_RECURRENCE, RECURRENT)
@@ -30,19 +30,19 @@ Again = Mapping[Node, frozenset[Node]]
 
 def worth_recomputing(graph: Graph, schedule: Schedule, storage: Storage) -> dict[Node, frozenset[Node]]:
     """What to compute again so that as few bytes as possible are kept from loop to loop."""
-    far: dict[tuple[int, int], dict[Node, set[Node]]] = {}
+    far: dict[tuple[Place, int], dict[Node, set[Node]]] = {}
     kept = set()
     for d in schedule.dependences:
-        here, there = _loop(d.producer, schedule), _loop(d.consumer, schedule)
-        if here is None or there is None or here == there:
+        apart = _apart(_place(d.producer, schedule), _place(d.consumer, schedule))
+        if apart is None:
             continue
         if d.producer.op in _FIXED or d.consumer.op is RECURRENT:
             kept.add(d.producer)
         else:
-            far.setdefault((here, there), {}).setdefault(d.producer, set()).add(d.consumer)
+            far.setdefault(apart, {}).setdefault(d.producer, set()).add(d.consumer)
     found: dict[Node, frozenset[Node]] = {}
-    for (here, _), readers in far.items():
-        again = _recomputed(readers, kept, here, graph, schedule, storage)
+    for (loop, _), readers in far.items():
+        again = _recomputed(readers, kept, loop, graph, schedule, storage)
         for node in again & readers.keys():
             for reader in readers[node]:
                 found[reader] = found.get(reader, frozenset()) | again
@@ -58,7 +58,7 @@ def recomputing(graph: Graph, again: Again) -> Graph:
         key = (node, wanted)
         if key not in copies:
             edges = tuple(moved(edge, wanted, done) for edge in node.edges)
-            copies[key] = _like(node, edges)
+            copies[key] = with_edges(node, edges)
         return copies[key]
 
     def moved(edge: Edge, wanted: frozenset[Node], done: Rebuilt) -> Edge:
@@ -68,28 +68,31 @@ def recomputing(graph: Graph, again: Again) -> Graph:
         wanted = again.get(node)
         if not wanted:
             return None
-        return _like(node, tuple(moved(edge, wanted, done) for edge in node.edges)).here()
+        return with_edges(node, tuple(moved(edge, wanted, done) for edge in node.edges)).here()
 
     return rebuild(graph, change)
 
 
-def _like(node: Node, edges: tuple[Edge, ...]) -> Node:
-    return Node(
-        node.op, edges, node.domain, node.shape, node.dtype, node.source, node.attributes, node.scatters, node.name
-    )
+def _place(node: Node, schedule: Schedule) -> Place:
+    """The loops that all of a node is computed in (some nodes are needed nowhere)."""
+    places = list(schedule.places.get(node, ()))
+    together = itertools.takewhile(lambda loops: len(set(loops)) == 1, zip(*places, strict=False))
+    return tuple(loops[0] for loops in together)
 
 
-def _loop(node: Node, schedule: Schedule) -> int | None:
-    """The number of the outermost loop that a node is computed in, if it is one and the same (some are needed
-    nowhere)."""
-    found = {place[0][1] if place else None for place in schedule.places.get(node, ())}
-    return found.pop() if len(found) == 1 else None
+def _apart(here: Place, there: Place) -> tuple[Place, int] | None:
+    """The outermost loop around one place that is not around the other, with those around both, and the number of the
+    other one's."""
+    for n, (one, other) in enumerate(zip(here, there, strict=False)):
+        if one != other:
+            return here[: n + 1], other[1]
+    return None
 
 
 def _recomputed(
     readers: Mapping[Node, Iterable[Node]],
     kept: Set[Node],
-    loop: int,
+    loop: Place,
     graph: Graph,
     schedule: Schedule,
     storage: Storage,
@@ -102,8 +105,8 @@ def _recomputed(
         network.connect(("out", node), "readers", math.inf)
     while pending:
         node = pending.pop()
-        is_there = node in kept or _loop(node, schedule) != loop
-        network.connect(("in", node), ("out", node), 0 if is_there else _bytes(node, schedule, storage))
+        is_there = node in kept or _place(node, schedule)[: len(loop)] != loop
+        network.connect(("in", node), ("out", node), 0 if is_there else _bytes(node, loop, schedule, storage))
         if node.op in _FIXED or is_there:
             network.connect("given", ("in", node), math.inf)
             continue
@@ -118,11 +121,11 @@ def _recomputed(
     return {node for node in seen if node.op not in _FIXED and ("in", node) not in kept_side}
 
 
-def _bytes(node: Node, schedule: Schedule, storage: Storage) -> float:
-    """What it takes to keep a node for all steps."""
-    store = storage.stores[node]
-    sizes = (len(range(*schedule.steps(node, d))) for d in node.domain)
-    return math.prod((*sizes, *store.value)) * node.dtype.itemsize
+def _bytes(node: Node, loop: Place, schedule: Schedule, storage: Storage) -> float:
+    """What it takes to keep a node for all steps, of one iteration of the loops around both."""
+    around = {family for family, _ in loop[:-1]}
+    sizes = (len(range(*schedule.steps(node, d))) for d in node.domain if d.origin not in around)
+    return math.prod((*sizes, *storage.stores[node].value)) * node.dtype.itemsize
 
 
 @dataclass
@@ -151,7 +154,7 @@ class _Network:
             path = [sink]
             while path[-1] != source:
                 path.append(came_from[path[-1]])
-            pipes = [(b, a) for a, b in pairwise(path)]
+            pipes = [(b, a) for a, b in itertools.pairwise(path)]
             flow = min(self.capacity[a][b] for a, b in pipes)
             assert flow < math.inf, "what is read can be kept"
             for a, b in pipes:
