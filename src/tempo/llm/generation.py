@@ -25,7 +25,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated for one prompt: without the prompt, and without what ended it."""
+    """What was generated for one prompt: without the prompt, and without the token that ended it. A text of ``stop`` is
+    not in the text, but its tokens are among the tokens."""
 
     tokens: tuple[int, ...]
     text: str
