@@ -15,6 +15,7 @@ from _decode_jax import weights
 from tempo import llm
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.stages import Stages, stages
+from tempo.backends.jax.worker import keyed
 from tempo.llm.generation import Kind, program
 from tempo.schedule.looptree import Loop
 
@@ -70,10 +71,10 @@ class TempoSystem:
             compiled = machine.compiled
             if isinstance(compiled, Stages):
                 number = next(number for number, loop in self._loops() if loop.steps[0] == first)
-                load, *programs, _ = compiled.programs
-                state = compiled.by_key(load.result()(*given))
-                given = (*compiled.given(compiled.parts[number], state, jnp.zeros, jx.fit), {}, None)
-                compiled = programs[number].result()
+                state = compiled.by_key(compiled.load(*given))
+                state = compiled.all.given(compiled.parts[number], state, jnp.full, jx.fit)
+                given = (*map(keyed, state), {}, None, {})
+                compiled = compiled.programs[number].result()
             jax.block_until_ready(given)
             start = time.perf_counter()
             jax.block_until_ready(compiled(*given))
@@ -99,7 +100,7 @@ class TempoSystem:
         firsts = {number: loop.steps[0] for number, loop in reversed([*self._loops()])}
         found = []
         for number, first in sorted(firsts.items()):
-            used = compiled.programs[1 + number].result().memory_analysis()
+            used = compiled.programs[number].result().memory_analysis()
             fresh = used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
             found.append((first, compiled.held[number] + used.argument_size_in_bytes + fresh))
         return found
