@@ -8,6 +8,7 @@ from tempo.graph.build import make
 from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
+from tempo.passes.attention import fuse_attention
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.simplify import simplify
@@ -20,6 +21,8 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("split pinned", split_pinned),
     ("skew", skew),
 )
+
+FUSE_ATTENTION = "fuse attention"
 
 # Backends know no accumulations, so that this one cannot be left out.
 NEEDED = ("resolve accumulations",)
@@ -35,12 +38,17 @@ def apply_passes(
     """The graph that is scheduled. Tests leave passes out to see that the results do not depend on them.
 
     ``numbers`` are the bounds' numbers, where they are known. ``parallel`` is for devices on which many steps at once
-    take no longer than one: the bounds' numbers. Recurrences over ``unrolled`` dims stay as they are.
+    take no longer than one, and which have kernels for attention: the bounds' numbers. Recurrences over ``unrolled``
+    dims stay as they are.
     """
     for name, change in PASSES:
         if name in NEEDED or name not in skip:
             graph = skew(graph, numbers, unrolled) if change is skew else change(graph)
-    return graph if parallel is None else linear_recurrences(graph, parallel, unrolled)
+    if parallel is None:
+        return graph
+    if FUSE_ATTENTION not in skip:
+        graph = fuse_attention(graph)
+    return linear_recurrences(graph, parallel, unrolled)
 
 
 def with_own_emits(graph: Graph) -> Graph:

@@ -68,7 +68,7 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _number(edge: Edge) -> float | None:
+def number(edge: Edge) -> float | None:
     """The one number that an edge reads everywhere, if it is known."""
     if edge.node.op in (CONSTANT, FULL) and edge.node.attributes["value"].size == 1:
         value: float = edge.node.attributes["value"].item()
@@ -101,18 +101,18 @@ def _reshape_twice(node: Node) -> Edge | None:
 
 def _add_zero(node: Node) -> Edge | None:
     """x + 0, 0 + x, x - 0."""
-    if node.op in (ADD, SUBTRACT) and _number(node.edges[1]) == 0:
+    if node.op in (ADD, SUBTRACT) and number(node.edges[1]) == 0:
         return node.edges[0]
-    if node.op is ADD and _number(node.edges[0]) == 0:
+    if node.op is ADD and number(node.edges[0]) == 0:
         return node.edges[1]
     return None
 
 
 def _times_one(node: Node) -> Edge | None:
     """x * 1, 1 * x, x / 1."""
-    if node.op in (MULTIPLY, DIVIDE) and _number(node.edges[1]) == 1:
+    if node.op in (MULTIPLY, DIVIDE) and number(node.edges[1]) == 1:
         return node.edges[0]
-    if node.op is MULTIPLY and _number(node.edges[0]) == 1:
+    if node.op is MULTIPLY and number(node.edges[0]) == 1:
         return node.edges[1]
     return None
 

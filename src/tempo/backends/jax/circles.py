@@ -4,6 +4,7 @@ Attention over the last w steps reads a circular store of w steps that begins an
 for every step, which takes two to three times as long as the product itself. But a product with the steps in the order
 of the store gives the same results in that order, and a sum over them has no order. The store may have room for more
 steps, because a prompt was put into it at once: then the product is with all of it, and the others do not count.
+Attention as one operation has keys and values in the order of their stores, and its mask is turned.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from tempo.backends.jax.padded import Padded, jx
 from tempo.backends.jax.reading import Block
 from tempo.graph.node import Edge, Node
+from tempo.ops.attention import ATTENTION, STEPS
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.schedule.storage import Store, Window, extent
 from tempo.symbolic import Slice
@@ -27,6 +29,14 @@ Array = Any
 
 # Reading so many times the window costs less than to copy it.
 MOST_SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Slots:
+    """An axis of an operand that is as long as the circle which it lies in."""
+
+    axis: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,10 @@ class Circle:
     """The axis of the result that has these steps; None if the product sums over them."""
     other: int | None
     """The axis of the other operand that has them, if it does."""
+
+    def slots(self, operand: int) -> Slots | None:
+        """Which axis of an operand is read as it is stored."""
+        return Slots(self.axis, self.size) if operand == self.operand else None
 
     def turned(self, operands: Sequence[Padded]) -> list[Padded]:
         """The operands with the steps in the order of the store."""
@@ -65,32 +79,89 @@ class Circle:
         return jnp.take(result, (self.first + np.arange(self.length)) % self.size, axis=self.result, mode="clip")
 
 
+@dataclass(frozen=True)
+class Caches:
+    """The keys and values of an attention: windows of the same steps in circles of ``size`` slots."""
+
+    axes: tuple[int, int]
+    size: int
+    first: Any
+
+    def slots(self, operand: int) -> Slots | None:
+        return Slots(self.axes[operand - 1], self.size) if operand in (1, 2) else None
+
+    def turned(self, operands: Sequence[Padded]) -> list[Padded]:
+        """Keys and values in the order of their stores, and a mask for the slots that have steps that are seen."""
+        q, keys, values, *seen = operands
+        steps = (np.arange(self.size) - self.first) % self.size
+        mask = steps < jx.true(keys.sizes[self.axes[0]])
+        if seen:
+            mask = mask & jnp.take(seen[0].array.reshape(-1), steps, mode="clip")
+        caches = (_full(x, x.array, axis, self.size) for x, axis in zip((keys, values), self.axes, strict=True))
+        return [q, *caches, Padded(mask, (self.size,))]
+
+    def ordered(self, result: Array) -> Array:
+        return result
+
+
 def _full(x: Padded, array: Array, axis: int, size: int) -> Padded:
     return replace(x, array=array, sizes=(*x.sizes[:axis], size, *x.sizes[axis + 1 :]))
 
 
-def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Circle | None:
-    """The operand of a product that is a window of steps and can stay in the order of its store."""
+def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Circle | Caches | None:
+    """The operands of a product that are windows of steps and can stay in the order of their stores."""
+    if node.op is ATTENTION:
+        return _caches(node, edges, stores, block)
     if node.op is not EINSUM:
         return None
     *terms, out = subscript_terms(node.attributes["subscripts"])
     for n, edge in enumerate(edges):
-        kept = stores[edge.node].dims if edge.node in stores else {}
-        items = [(d, item) for d, item in zip(edge.node.domain, edge.index, strict=True) if isinstance(item, Slice)]
-        circles = [axis for axis, (d, _) in enumerate(items) if isinstance(kept.get(d), Window)]
-        if len(circles) != 1:
+        window = _window(edge, stores, block)
+        if window is None:
             continue
-        (axis,) = circles
-        d, item = items[axis]
-        letter = terms[n][axis]
-        size: int = kept[d].size  # type: ignore[union-attr]
-        length = extent(item.length, block.spans(), block.bounds.numbers)
-        fixed = not any(v in item.start.symbols() for v in block.dims)
+        letter = terms[n][window.axis]
         # Either the result has the steps, or the other operand, over which they are summed.
-        once = [*terms[1 - n], *out].count(letter) == 1 and terms[n].count(letter) == 1
-        if length <= size <= MOST_SLOTS * length and fixed and once:
-            start = evaluate(item.start, {**block.bounds.values, **block.at}, jnp)
+        if [*terms[1 - n], *out].count(letter) == 1 and terms[n].count(letter) == 1:
             result = out.index(letter) if letter in out else None
             other = None if letter in out else terms[1 - n].index(letter)
-            return Circle(n, axis, size, length, start % size, result, other)
+            return Circle(n, window.axis, window.size, window.length, window.first(block), result, other)
     return None
+
+
+def _caches(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Caches | None:
+    terms = subscript_terms(node.attributes["terms"])
+    found = [_window(edge, stores, block) for edge in edges[1:3]]
+    keys, values = found
+    if keys is None or values is None or (keys.size, keys.steps) != (values.size, values.steps):
+        return None
+    axes = (terms[1].index(STEPS), terms[2].index(STEPS))
+    return Caches(axes, keys.size, keys.first(block)) if axes == (keys.axis, values.axis) else None
+
+
+@dataclass(frozen=True)
+class _Window:
+    """An axis of what an edge reads: ``length`` steps at most in a circle of ``size`` slots."""
+
+    axis: int
+    size: int
+    length: int
+    steps: Slice
+
+    def first(self, block: Block) -> Any:
+        """The slot of the first step."""
+        return evaluate(self.steps.start, {**block.bounds.values, **block.at}, jnp) % self.size
+
+
+def _window(edge: Edge, stores: Mapping[Node, Store], block: Block) -> _Window | None:
+    """The window of steps that an edge reads, if it lies in a circle that is not much longer."""
+    kept = stores[edge.node].dims if edge.node in stores else {}
+    items = [(d, item) for d, item in zip(edge.node.domain, edge.index, strict=True) if isinstance(item, Slice)]
+    circles = [axis for axis, (d, _) in enumerate(items) if isinstance(kept.get(d), Window)]
+    if len(circles) != 1:
+        return None
+    (axis,) = circles
+    d, item = items[axis]
+    size: int = kept[d].size  # type: ignore[union-attr]
+    length = extent(item.length, block.spans(), block.bounds.numbers)
+    fixed = not any(v in item.start.symbols() for v in block.dims)
+    return _Window(axis, size, length, item) if length <= size <= MOST_SLOTS * length and fixed else None

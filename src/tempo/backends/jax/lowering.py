@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart
-from tempo.backends.jax.circles import Circle, circle
+from tempo.backends.jax.circles import Slots, circle
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
@@ -433,9 +433,9 @@ class Lowering:
         so_far: Any = state.get(bound, most)
         state[bound] = jnp.minimum(so_far, ended).astype(jnp.int32)
 
-    def read(self, edge: Edge, state: State, block: Block, whole: Circle | None = None) -> Value:
-        """What a block reads, with its padded axes as long as they get in this block; the ``whole`` circle
-        that a window is in, if that is asked for."""
+    def read(self, edge: Edge, state: State, block: Block, whole: Slots | None = None) -> Value:
+        """What a block reads, with its padded axes as long as they get in this block; an axis that is
+        ``whole`` with all slots of its circle."""
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if whole is not None:
             lengths = (*lengths[: whole.axis], whole.size, *lengths[whole.axis + 1 :])
@@ -528,8 +528,7 @@ class Lowering:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
         operands = [
-            self.read(edge, state, block, turned if turned and turned.operand == n else None)
-            for n, edge in enumerate(edges)
+            self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
 

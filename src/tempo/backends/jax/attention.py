@@ -1,0 +1,200 @@
+"""A weighted average of values, with weights ``softmax(scale * q @ k)``, that reads keys and values once.
+
+XLA makes two products of it, with all scores in memory between them, and for a few queries it is several times slower
+than memory allows. On a GPU this kernel goes over the steps in tiles instead. So that all of the device is busy with a
+single query, each head's steps are shared out among several programs, whose parts are put together afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from tempo.backends.jax.footprint import shaped
+
+Array = Any
+
+PROGRAMS = 1024
+"""So many programs keep all multiprocessors of a large GPU busy."""
+LEAST_ROWS = 16
+"""Matrix units multiply no fewer rows at once."""
+TILE = 8192
+"""The numbers of a tile: as many as registers hold, beside the products with every query."""
+LOWEST = -1e38
+"""Below any score, but finite: there is a difference of two of it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What attention is of, beside its arrays: (batch, heads, queries, size) and (batch, steps, heads, size), or
+    (batch, heads, steps, size) where ``steps_inside``."""
+
+    scale: float
+    fill: float
+    keys_inside: bool
+    values_inside: bool
+
+    def steps(self, keys: Array) -> int:
+        return int(keys.shape[2 if self.keys_inside else 1])
+
+
+def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array | None, layout: Layout) -> Array:
+    """The averages for q (heads, queries, size), over the first ``length`` steps that are ``seen`` (steps,)."""
+    seen = jnp.ones(layout.steps(keys[None]), bool) if seen is None else seen
+    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen))
+    return _batched(layout)(*one)[0]
+
+
+@functools.cache
+def _batched(layout: Layout) -> Any:
+    """Attention with a leading axis of instances, to which ``vmap`` adds more where each has its own keys."""
+
+    @custom_vmap
+    def run(q: Array, keys: Array, values: Array, length: Array, seen: Array) -> Array:
+        return lax.platform_dependent(
+            q,
+            keys,
+            values,
+            length,
+            seen,
+            cuda=functools.partial(kernel, layout=layout),
+            default=functools.partial(products, layout=layout),
+        )
+
+    @run.def_vmap
+    def many(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
+        if not all(batched[:3]):
+            # Many queries of the same keys: a product of matrices.
+            axes = [0 if b else None for b in batched]
+            return jax.vmap(functools.partial(products, layout=layout), in_axes=axes)(*arrays), True
+        whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]
+        result = run(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+        return result.reshape(size, -1, *result.shape[1:]), True
+
+    return run
+
+
+def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout) -> Array:
+    """The same as two products, which XLA is left to find the best way for."""
+    k = "bgsd" if layout.keys_inside else "bsgd"
+    v = "bgse" if layout.values_inside else "bsge"
+    product = functools.partial(
+        jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32)
+    )
+    scores = product(f"bgmd,{k}->bgms", q, keys) * layout.scale
+    scores = jnp.where(seen[:, None, None], scores, layout.fill)
+    steps = jnp.arange(layout.steps(keys))
+    inside = (steps < length[:, None])[:, None, None]
+    scores = jnp.where(inside, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, where=inside).astype(values.dtype)
+    return product(f"bgms,{v}->bgme", weights, values).astype(values.dtype)
+
+
+def kernel(
+    q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout, interpret: bool = False
+) -> Array:
+    batch, heads, queries, size = q.shape
+    out = values.shape[-1]
+    steps = layout.steps(keys)
+    half = q.dtype.itemsize < 4
+    rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
+    tile = 64 if half else max(16, min(128, TILE // (rows * max(size, out))))
+    parts = max(1, min(PROGRAMS // (batch * heads), pl.cdiv(steps, 2 * tile)))
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - queries), (0, 0)))
+
+    def cache(inside: bool, size: int) -> pl.BlockSpec:
+        if inside:
+            return pl.BlockSpec((None, None, steps, size), lambda b, h, n: (b, h, 0, 0))
+        return pl.BlockSpec((None, steps, None, size), lambda b, h, n: (b, 0, h, 0))
+
+    def part(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, None, *shape), lambda b, h, n: (b, h, n, *(0 for _ in shape)))
+
+    shapes = [(rows, out), (rows,), (rows,)]
+    sums, greatest, total = pl.pallas_call(
+        functools.partial(_part, layout=layout, tile=tile, parts=parts, half=half),
+        out_shape=[shaped((batch, heads, parts, *shape), 0, jnp.float32) for shape in shapes],
+        grid=(batch, heads, parts),
+        in_specs=[
+            pl.BlockSpec((1,), lambda b, h, n: (b,)),
+            pl.BlockSpec((None, None, rows, size), lambda b, h, n: (b, h, 0, 0)),
+            cache(layout.keys_inside, size),
+            cache(layout.values_inside, out),
+            pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
+        ],
+        out_specs=[part(*shape) for shape in shapes],
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        interpret=interpret,
+        name="attention",
+    )(length, q, keys, values, seen.astype(jnp.int8))
+    factors = jnp.exp(greatest - greatest.max(2, keepdims=True))
+    weight = jnp.sum(factors * total, 2)
+    weight = jnp.where(length[:, None, None] > 0, weight, 1)  # the average of no steps is 0
+    result = jnp.sum(sums * factors[..., None], 2) / weight[..., None]
+    return result[:, :, :queries].astype(values.dtype)
+
+
+def _part(
+    length: Any,
+    q: Any,
+    keys: Any,
+    values: Any,
+    seen: Any,
+    sums: Any,
+    greatest: Any,
+    total: Any,
+    *,
+    layout: Layout,
+    tile: int,
+    parts: int,
+    half: bool,
+) -> None:
+    """One program: a part of the steps of one head, as a sum of values, the sum of their weights, and the score by
+    which both are to be scaled."""
+    count = length[0]
+    share = pl.cdiv(pl.cdiv(count, parts), tile) * tile
+    first = pl.program_id(2) * share
+    last = jnp.minimum(first + share, count)
+    queries = q[...]
+    rows, out = sums.shape
+
+    def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        so_far, top, weight = carry
+        start = first + n * tile
+        inside = start + jnp.arange(tile) < last
+        steps = pl.ds(start, tile)
+        k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
+        scores = layout.scale * (triton.dot(queries, k, trans_b=True) if half else _product(queries, k))
+        here = triton.load(seen.at[steps], mask=inside, other=0)
+        scores = jnp.where((here != 0)[None, :], scores, layout.fill)
+        scores = jnp.where(inside[None, :], scores, LOWEST)
+        higher = jnp.maximum(top, jnp.max(scores, 1))
+        fades = jnp.exp(top - higher)
+        weights = jnp.where(inside[None, :], jnp.exp(scores - higher[:, None]), 0.0)
+        v = triton.load(values.at[steps, :], mask=inside[:, None], other=0.0)
+        new = triton.dot(weights.astype(v.dtype), v) if half else _sum(weights, v)
+        return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)
+
+    start = jnp.zeros((rows, out), jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
+    tiles = pl.cdiv(jnp.maximum(last - first, 0), tile)
+    sums[...], greatest[...], total[...] = lax.fori_loop(0, tiles, body, start)
+
+
+# In single precision matrix units would round, and there are too few rows to multiply matrices otherwise.
+
+
+def _product(q: Array, k: Array) -> Array:
+    return jnp.sum(q[:, None, :] * k[None, :, :], 2)
+
+
+def _sum(weights: Array, v: Array) -> Array:
+    return jnp.sum(weights[:, :, None] * v[None, :, :], 1)

@@ -1,0 +1,158 @@
+"""Contraction, scale and mask, softmax, contraction become one operation where nothing else reads what is between."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.backends.jax.attention import Layout, kernel, products
+from tempo.graph.node import Graph
+from tempo.ops.attention import ATTENTION
+from tempo.passes import apply_passes
+from tempo.passes.attention import fuse_attention
+from tempo.runtime.executable import Executable
+
+SIZE = 16
+
+
+def fused(graph: Graph) -> int:
+    return sum(node.op is ATTENTION for node in fuse_attention(apply_passes(graph)).nodes)
+
+
+def check(prog: tp.Program, bounds: dict[str, int], tolerance: float = 1e-4, **inputs: Any) -> Executable:
+    """Both backends compute what the oracle does, with attention as one operation, in one loop and in pieces."""
+    expected = prog.evaluate(bounds, **inputs)
+    for backend, plan in (("numpy", None), ("jax", None), ("jax", {"buckets": {"t": [4]}})):
+        run = Executable(prog.graph, bounds, backend, parallel=True, plan=plan)
+        found = run(**inputs)
+        for name, array in expected.outputs.items():
+            kinds = (np.asarray(x, np.float32) for x in (found[name], array))
+            np.testing.assert_allclose(*kinds, rtol=tolerance, atol=tolerance, err_msg=f"{backend} {name}")
+    return run
+
+
+def generate(
+    window: int | None = None, heads: tuple[int, int] = (4, 2), given: bool = False, dtype: Any = tp.float32
+) -> tp.Program:
+    """Steps that depend on attention to those before them, from a first one or from a prompt."""
+    size = heads[0] * SIZE
+    with tp.Program("generate") as prog:
+        b, _ = prog.dim("b")
+        p, P = prog.dim("p")
+        t, _ = prog.dim("t")
+        attention = tp.nn.Attention(size, *heads, window=window).declare(prog, init=False, dtype=dtype)
+        prompt = prog.input("prompt", size, (b, p))
+        start = prog.input("start", (), b, dtype=tp.int32) if given else None
+        x = prog.recurrent("x", size, (b, t), dtype=dtype)
+        x[t < P] = prompt[b, t].astype(dtype)
+        x[b, t + 1] = tp.tanh(x + attention(x, t, start))
+        prog.output("x", x)
+    return prog
+
+
+def arrays(prog: tp.Program, bounds: dict[str, int]) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for name, node in prog.graph.inputs.items():
+        shape = tuple(bounds[d.name.upper()] for d in node.domain) + node.shape
+        is_start = name == "start"
+        values = random.integers(0, 2, shape) if is_start else random.normal(size=shape) / 4
+        found[name] = values.astype(node.dtype)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+@pytest.mark.parametrize("given", [False, True])
+def test_generation(window: int | None, heads: tuple[int, int], given: bool) -> None:
+    prog = generate(window, heads, given)
+    bounds = {"B": 2, "P": 3, "T": 9}
+    assert fused(prog.graph) == 1
+    check(prog, bounds, **arrays(prog, bounds))
+
+
+def test_in_half_precision() -> None:
+    prog = generate(dtype=tp.bfloat16)
+    bounds = {"B": 2, "P": 3, "T": 6}
+    assert fused(prog.graph) == 1
+    check(prog, bounds, 0.05, **arrays(prog, bounds))
+
+
+def by_hand(name: str) -> tuple[tp.Program, Any]:
+    """Attention of one head without any module: in several ways to write it."""
+    with tp.Program(name) as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", SIZE, t)
+        w = prog.input("w", (SIZE, SIZE))
+        k, v = w @ x, tp.tanh(x)
+        if name == "empty":  # the first step sees nothing
+            scores = k[0:t] @ x / 4
+            y = tp.softmax(scores) @ v[0:t]
+        elif name == "future":
+            scores = 0.25 * tp.einsum("d,sd->s", x, k[t:T])
+            y = tp.einsum("sd,s->d", v[t:T], tp.softmax(scores))
+        else:
+            scores = tp.where(tp.arange(0, t + 1) % 2 == 0, k[0 : t + 1] @ x * 0.5, -np.inf) / 2
+            y = tp.softmax(scores) @ v[0 : t + 1]
+        prog.output("y", y)
+    return prog, T
+
+
+@pytest.mark.parametrize("name", ["empty", "future", "masked"])
+def test_by_hand(name: str) -> None:
+    prog, _ = by_hand(name)
+    assert fused(prog.graph) == 1
+    check(prog, {"T": 7}, **arrays(prog, {"T": 7}))
+
+
+def test_weights_that_others_read_stay() -> None:
+    with tp.Program("weights") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", SIZE, t)
+        weights = tp.softmax(x[0 : t + 1] @ x)
+        prog.output("y", weights @ x[0 : t + 1])
+        prog.output("most", tp.max(weights))
+    assert fused(prog.graph) == 0
+    with tp.Program("training") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", SIZE, t)
+        w = prog.input("w", (SIZE, SIZE))
+        y = tp.softmax(x[0 : t + 1] @ (w @ x)) @ x[0 : t + 1]
+        loss = tp.sum(tp.square(y[0:T]))
+        prog.output("g", tp.grad(loss, w))
+    assert fused(prog.graph) == 0
+    check(prog, {"T": 5}, **arrays(prog, {"T": 5}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fill", "inside", "dtype"),
+    [
+        ((2, 100, 3, 2), -1e30, False, jnp.float32),
+        ((1, 300, 1, 1), -np.inf, True, jnp.float32),
+        ((3, 40, 2, 3), -1e30, False, jnp.bfloat16),
+        ((2, 200, 1, 4), -np.inf, True, jnp.bfloat16),
+    ],
+)
+def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -> None:
+    """The kernel for GPUs, interpreted, computes what two products do; and it can be lowered."""
+    batch, steps, heads, queries = sizes
+    random = np.random.default_rng(0)
+    layout = Layout(SIZE**-0.5, fill, inside, False)
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(random.normal(size=shape), dtype)
+
+    q, values = normal(batch, heads, queries, SIZE), normal(batch, steps, heads, 2 * SIZE)
+    keys = normal(batch, heads, steps, SIZE) if inside else normal(batch, steps, heads, SIZE)
+    length = jnp.asarray([0 if batch > 1 else steps, *random.integers(1, steps, batch - 1)], jnp.int32)
+    seen = jnp.asarray(random.random((batch, steps)) < 0.7).at[:, 0].set(True)
+    given = q, keys, values, length, seen
+    found, expected = kernel(*given, layout, interpret=True), products(*given, layout)
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.02
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), atol=tolerance)
+    lowered = jax.jit(functools.partial(kernel, layout=layout)).trace(*given).lower(lowering_platforms=("cuda",))
+    assert "triton" in lowered.as_text()
