@@ -13,6 +13,7 @@ import numpy as np
 from tempo import random as tempo_random
 from tempo.graph.node import Primitive
 from tempo.ops import (
+    attention,
     contraction,
     convolution,
     creation,
@@ -327,6 +328,20 @@ def _contraction() -> Iterator[Case]:
         yield Case(contraction.EINSUM, operands, {"subscripts": subscripts}, NUMBERS, label=f"einsum {subscripts}")
 
 
+def _attention() -> Iterator[Case]:
+    """The first steps are as many as the point says; the mask may leave out any."""
+    for terms, queries, keys in (
+        ("gmd,sgd,sge->gme", (2, 3, 4), ("n", 2, 4)),
+        ("gd,gsd,gse->eg", (2, 4), (2, "n", 4)),
+        ("d,sd,se->e", (4,), ("n", 4)),
+    ):
+        operands = x(*queries), x(*keys), x(*keys)
+        attributes = {"terms": terms, "scale": 0.5, "fill": -1e30}
+        yield Case(attention.ATTENTION, operands, attributes, (np.float32, bfloat16), label=f"attention {terms}")
+        masked = (*operands, Operand(("n",), np.bool_))
+        yield Case(attention.ATTENTION, masked, attributes, (np.float32,), label=f"masked attention {terms}")
+
+
 def _gathering() -> Iterator[Case]:
     g = gathering
     few = (np.float32, bfloat16, np.int32)
@@ -392,6 +407,7 @@ CASES: list[Case] = [
         _reduction,
         _scan,
         _contraction,
+        _attention,
         _gathering,
         _sorting,
         _convolution,

@@ -154,5 +154,7 @@ def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -
     found, expected = kernel(*given, layout, interpret=True), products(*given, layout)
     tolerance = 1e-5 if dtype == jnp.float32 else 0.02
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), atol=tolerance)
-    lowered = jax.jit(functools.partial(kernel, layout=layout)).trace(*given).lower(lowering_platforms=("cuda",))
-    assert "triton" in lowered.as_text()
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            traced = jax.jit(functools.partial(kernel, layout=layout)).trace(*given)
+            assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()

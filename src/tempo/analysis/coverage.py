@@ -6,10 +6,12 @@ their consumers read them, exactly.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tempo.analysis.relations import Points, Relations
 from tempo.graph.node import Edge, Node
 from tempo.graph.structural import HOST, RECURRENT
-from tempo.symbolic import TRUE, Condition, Slice, conjunction, disjunction
+from tempo.symbolic import FALSE, TRUE, Condition, Slice, conjunction, disjunction
 
 
 def is_covered(relations: Relations) -> bool:
@@ -24,7 +26,10 @@ def needed_points(relations: Relations) -> tuple[dict[Node, Points], bool]:
     covered = True
 
     def need(node: Node, points: Points) -> None:
-        needed[node] = needed[node].union(points).coalesce() if node in needed else points
+        if node not in needed:
+            needed[node] = points
+        elif needed[node] != points:
+            needed[node] = needed[node].union(points).coalesce()
 
     for node in graph.nodes:
         if node.op in (RECURRENT, HOST):
@@ -40,16 +45,23 @@ def needed_points(relations: Relations) -> tuple[dict[Node, Points], bool]:
         need(edge.node, read.range().intersect(defined[edge.node]))
 
     # Recurrent nodes first, whose needs are known; then consumers before their operands, which are older.
+    # Layers of a model need the same of each other: what was found for one holds for all.
+    found: dict[Any, tuple[Points, bool]] = {}
     ordered = sorted(graph.nodes, key=lambda n: (n.op is not RECURRENT, -n.number))
     for node in ordered:
         if node not in needed:
             continue
         covered = covered and _lengths_hold(relations, node, needed[node])
         for read in relations.reads(node):
-            points = read.relation.intersect_domain(needed[node]).range()
-            covered = covered and points.is_subset(defined[read.producer])
+            # isl takes sets for equal whose dims have other names.
+            key = read.relation, needed[node], defined[read.producer], node.domain, read.producer.domain
+            if key not in found:
+                points = read.relation.intersect_domain(needed[node]).range()
+                found[key] = points.intersect(defined[read.producer]), points.is_subset(defined[read.producer])
+            points, inside = found[key]
+            covered = covered and inside
             if read.producer.op not in (RECURRENT, HOST):
-                need(read.producer, points.intersect(defined[read.producer]))
+                need(read.producer, points)
     return needed, covered
 
 
@@ -67,4 +79,4 @@ def _lengths_hold(relations: Relations, node: Node, needed: Points) -> bool:
     edges = [(edge, TRUE) for edge in node.edges]
     edges += [(case.value, case.region) for case in relations.graph.cases.get(node, ())]
     broken = disjunction(conjunction([~_lengths(edge), region]) for edge, region in edges)
-    return bool(relations.points(broken, node.domain).intersect(needed).is_empty())
+    return broken is FALSE or bool(relations.points(broken, node.domain).intersect(needed).is_empty())

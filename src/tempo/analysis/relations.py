@@ -50,6 +50,7 @@ class Relations:
         stopped = {dim.bound for dim in graph.stops}
         self.numbers: dict[Symbol, Any] = {b: n for b, n in numbers.items() if b not in stopped}
         self._reads: dict[Node, list[Read]] = {}
+        self._accesses: dict[Any, Relation] = {}
         self.limits = conjunction(part for b, n in numbers.items() if b in stopped for part in (b >= 1, b <= n))
 
     def points(self, condition: Condition, domain: Domain) -> Points:
@@ -100,12 +101,16 @@ class Relations:
         return Read(consumer, edge.node, relation, edge.index)
 
     def access(self, index: Index, domain: Domain, producer: Domain, condition: Condition) -> Relation:
-        return access(
-            indices.substitute(index, self.numbers),
-            domain,
-            [d.name for d in producer],
-            (condition & self.limits).substitute(self.numbers),
-        )
+        # Most nodes of a model with many layers read in one of a few ways.
+        key = (index, domain, producer, condition)
+        if key not in self._accesses:
+            self._accesses[key] = access(
+                indices.substitute(index, self.numbers),
+                domain,
+                [d.name for d in producer],
+                (condition & self.limits).substitute(self.numbers),
+            )
+        return self._accesses[key]
 
     def scattered(self, consumer: Node, scatter: Scatter) -> Read:
         """A scatter goes from producer to consumer; a read goes the other way."""

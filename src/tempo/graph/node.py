@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tempo.dtypes import DType
 from tempo.source import SourceLine
 from tempo.symbolic import TRUE, Condition, Dim, Expr, Index, Slice, Symbol, as_expr, conjunction
@@ -211,6 +213,15 @@ def attribute_symbols(value: Any) -> frozenset[Symbol]:
     if isinstance(value, tuple | list):
         return frozenset().union(*map(attribute_symbols, value))
     return frozenset()
+
+
+def frozen(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Attributes as something that can be a key."""
+
+    def hashable(value: Any) -> Any:
+        return (value.shape, value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+    return tuple((name, hashable(value)) for name, value in sorted(attributes.items()))
 
 
 def show_domain(domain: Domain) -> str:

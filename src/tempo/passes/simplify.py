@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tempo.graph.build import make
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols, union
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, shape_symbols, union
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.elementwise import ADD, CAST, COPY, DIVIDE, MULTIPLY, NEGATIVE, STOP_GRADIENT, SUBTRACT, WHERE
@@ -58,14 +56,7 @@ def _narrowed(node: Node) -> Edge:
 
 def _key(node: Node) -> Any:
     """What two nodes share that always have the same values."""
-    attributes = tuple((name, _frozen(value)) for name, value in sorted(node.attributes.items()))
-    return node.op, node.edges, node.domain, node.shape, node.dtype, attributes
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype, value.tobytes()
-    return value
+    return node.op, node.edges, node.domain, node.shape, node.dtype, frozen(node.attributes)
 
 
 def number(edge: Edge) -> float | None:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tempo.analysis.coverage import needed_points
-from tempo.analysis.relations import Points, Read, Relations
+from tempo.analysis.relations import Points, Read, Relation, Relations
 from tempo.analysis.stops import asked_for, waits
 from tempo.errors import ProgramError, TempoError
 from tempo.graph.node import Graph, Node
@@ -690,17 +690,27 @@ class _Builder:
         do not depend on what is computed from those before. None if they do."""
         if stop - start < FEWEST_AT_ONCE or any(node.op is HOST for node in active):
             return None
-        points = {}
+        points: dict[Node, Points] = {}
+        ranges: dict[Any, Points] = {}
         for node in active:
             own = next(d for d in node.domain if d.origin is family)
             offset = self.offset(node, own)
-            points[node] = to_set((own >= start - offset) & (own < stop - offset), node.domain)
+            if (own, offset, node.domain) not in ranges:
+                inside = (own >= start - offset) & (own < stop - offset)
+                ranges[own, offset, node.domain] = to_set(inside, node.domain)
+            points[node] = ranges[own, offset, node.domain]
         within = []
+        relations: dict[Any, Relation | None] = {}  # few of them differ in a model of many layers
         for d in dependences:
             if d.consumer in points and d.producer in points:
-                relation = d.read.relation.intersect_domain(points[d.consumer]).intersect_range(points[d.producer])
-                if not relation.is_empty():
-                    read = Read(d.consumer, d.producer, relation, d.read.index)
+                # isl takes sets for equal whose dims have other names.
+                key = d.read.relation, points[d.consumer], points[d.producer], d.consumer.domain, d.producer.domain
+                if key not in relations:
+                    relation = d.read.relation.intersect_domain(points[d.consumer])
+                    relation = relation.intersect_range(points[d.producer])
+                    relations[key] = None if relation.is_empty() else relation
+                if relations[key] is not None:
+                    read = Read(d.consumer, d.producer, relations[key], d.read.index)
                     within.append(Dependence(read, self.numbers, self.shifts))
         return within if self.needs_no_loop(active, within, family) else None
 

@@ -10,6 +10,7 @@ This is a model of what XLA does. ``JaxMachine.memory`` is what it did.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
@@ -67,13 +68,13 @@ class _Walk:
                     first.setdefault(tree.node, at)
                 within[at] = self.padding(tree)
         last = self.last(trees)
-        return max(
-            (
-                within[at] + sum(self.stores[n].bytes for n, start in first.items() if start <= at <= last.get(n, -1))
-                for at in range(len(trees))
-            ),
-            default=0,
-        )
+        change = [0] * (len(trees) + 1)
+        for node, start in first.items():
+            if start <= last.get(node, -1):
+                change[start] += self.stores[node].bytes
+                change[last[node] + 1] -= self.stores[node].bytes
+        held = itertools.accumulate(change[:-1])
+        return max((inside + stored for inside, stored in zip(within, held, strict=True)), default=0)
 
     def last(self, trees: Sequence[Tree]) -> dict[Node, int]:
         """For every node that is stored and read by some trees, the last one that reads it."""

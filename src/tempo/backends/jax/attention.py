@@ -27,8 +27,12 @@ PROGRAMS = 1024
 """So many programs keep all multiprocessors of a large GPU busy."""
 LEAST_ROWS = 16
 """Matrix units multiply no fewer rows at once."""
+HALF_TILE = 64
+"""The steps of a tile in half precision."""
 TILE = 8192
-"""The numbers of a tile: as many as registers hold, beside the products with every query."""
+"""The numbers of a tile in single precision: as many as registers hold, beside the products with every query."""
+WARPS = 4
+STAGES = 3
 LOWEST = -1e38
 """Below any score, but finite: there is a difference of two of it."""
 
@@ -107,7 +111,7 @@ def kernel(
     steps = layout.steps(keys)
     half = q.dtype.itemsize < 4
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
-    tile = 64 if half else max(16, min(128, TILE // (rows * max(size, out))))
+    tile = HALF_TILE if half else max(16, min(128, TILE // (rows * max(size, out))))
     parts = max(1, min(PROGRAMS // (batch * heads), pl.cdiv(steps, 2 * tile)))
     q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - queries), (0, 0)))
 
@@ -132,7 +136,7 @@ def kernel(
             pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
         ],
         out_specs=[part(*shape) for shape in shapes],
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
         interpret=interpret,
         name="attention",
     )(length, q, keys, values, seen.astype(jnp.int8))
@@ -161,7 +165,7 @@ def _part(
     """One program: a part of the steps of one head, as a sum of values, the sum of their weights, and the score by
     which both are to be scaled."""
     count = length[0]
-    share = pl.cdiv(pl.cdiv(count, parts), tile) * tile
+    share = _divided(count, parts * tile) * tile
     first = pl.program_id(2) * share
     last = jnp.minimum(first + share, count)
     queries = q[...]
@@ -170,7 +174,7 @@ def _part(
     def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         so_far, top, weight = carry
         start = first + n * tile
-        inside = start + jnp.arange(tile) < last
+        inside = start + jnp.arange(tile, dtype=jnp.int32) < last
         steps = pl.ds(start, tile)
         k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
         scores = layout.scale * (triton.dot(queries, k, trans_b=True) if half else _product(queries, k))
@@ -185,8 +189,13 @@ def _part(
         return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)
 
     start = jnp.zeros((rows, out), jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
-    tiles = pl.cdiv(jnp.maximum(last - first, 0), tile)
+    tiles = _divided(jnp.maximum(last - first, 0), tile)
     sums[...], greatest[...], total[...] = lax.fori_loop(0, tiles, body, start)
+
+
+def _divided(number: Array, by: int) -> Array:
+    """A quotient, rounded up: always in 32 bits."""
+    return lax.div(number + jnp.int32(by - 1), jnp.int32(by))
 
 
 # In single precision matrix units would round, and there are too few rows to multiply matrices otherwise.

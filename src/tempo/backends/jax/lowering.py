@@ -6,7 +6,7 @@ that are computed at once, with operands that do not vary over a dim left unbatc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart
-from tempo.backends.jax.circles import Slots, circle
+from tempo.backends.jax.circles import Caches, Circle, Slots, circle
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, normal_size, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.dependences import Dependence
@@ -102,6 +102,7 @@ class Lowering:
         self.limits = dict(numbers)
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.on_gpu = on_gpu
+        self.functions: dict[Any, Callable[..., Array]] = {}
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
@@ -530,33 +531,80 @@ class Lowering:
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
-        assert node.op.jax is not None, f"{node.op.name} has no JAX form"
-
-        def at_point(coordinates: list[Array], arrays: list[Array]) -> Array:
-            here = {**block.bounds.values, **block.at, **dict(zip(block.dims, coordinates, strict=True))}
-            padded = [
-                Padded(array, tuple(self.size(s, here, block) for s in edge.shape), self.is_settled(edge))
-                for array, edge in zip(arrays, edges, strict=True)
-            ]
-            attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
-            if turned is None:
-                return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
-            return turned.ordered(node.op.jax(jx, *turned.turned(padded), **attributes))  # type: ignore[misc]
-
-        function = at_point
         varying = self.varying(node, operands, block)
-        for n, d in reversed(list(enumerate(block.dims))):
-            if d in varying:
-                marks = [0 if m == n else None for m in range(len(block.dims))]
-                function = jax.vmap(function, in_axes=(marks, [0 if d in o.dims else None for o in operands]))
         coordinates = [
             jnp.asarray(block.ranges[d].steps) if d in varying else jnp.asarray(block.ranges[d].start, jnp.int32)
             for d in block.dims
         ]
-        array = function(coordinates, [o.array for o in operands])
+        function, traced = self.function(node, edges, operands, varying, turned, block)
+        first = None if turned is None else turned.first
+        array = function(coordinates, [o.array for o in operands], traced, first)
         dims = tuple(d for d in block.dims if d in varying)
         sizes = (extent(size, block.spans(), self.numbers) for size in node.shape)
         return Value(jx.fit(array, (*array.shape[: len(dims)], *sizes)), dims)
+
+    def function(
+        self,
+        node: Node,
+        edges: Sequence[Edge],
+        operands: Sequence[Value],
+        varying: set[Dim],
+        turned: Circle | Caches | None,
+        block: Block,
+    ) -> tuple[Callable[..., Array], dict[str, Array]]:
+        """What computes a primitive from coordinates and operands, and the traced numbers that it needs besides.
+
+        JAX takes far longer to trace a primitive than we do to see that it is one that it has traced before, as most
+        of them are in a model of many layers.
+        """
+        assert node.op.jax is not None, f"{node.op.name} has no JAX form"
+        symbols = self.symbols(node, edges)
+        known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
+        names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
+        numbers = {s: value for s, value in known.items() if s not in names}
+        shapes = tuple((edge.shape, self.is_settled(edge)) for edge in edges)
+        axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
+        still = None if turned is None else replace(turned, first=None)
+
+        def at_point(coordinates: list[Array], arrays: list[Array], traced: dict[str, Array], first: Any) -> Array:
+            here = {**numbers, **{s: traced[name] for s, name in names.items()}}
+            here |= dict(zip(block.dims, coordinates, strict=True))
+            padded = [
+                Padded(array, tuple(self.size(size, here, block) for size in shape), settled)
+                for array, (shape, settled) in zip(arrays, shapes, strict=True)
+            ]
+            attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
+            if still is None:
+                return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            circle = replace(still, first=first)
+            return circle.ordered(node.op.jax(jx, *circle.turned(padded), **attributes))  # type: ignore[misc]
+
+        function: Callable[..., Array] = at_point
+        for n, d in reversed(list(enumerate(block.dims))):
+            if d in varying:
+                marks = [0 if m == n else None for m in range(len(block.dims))]
+                function = jax.vmap(function, in_axes=(marks, axes[n], None, None))
+        traced = {name: known[s] for s, name in names.items()}
+        if not edges:
+            return function, traced
+        spans = {s: span for s, span in block.spans().items() if s in symbols or s in block.dims}
+        key = (
+            node.op,
+            frozen(node.attributes),
+            shapes,
+            tuple(map(tuple, axes)),
+            tuple(d in varying for d in block.dims),
+            block.dims,
+            tuple(spans.items()),
+            tuple(numbers.items()),
+            tuple(names.items()),
+            still,
+        )
+        return self.functions.setdefault(key, jax.jit(function)), traced
+
+    def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
+        """What sizes and attributes of a primitive depend on."""
+        return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
 
     def is_settled(self, edge: Edge) -> bool:
         """Whether all padding of what an edge reads comes from slicing a store."""
@@ -588,9 +636,7 @@ class Lowering:
     def varying(self, node: Node, operands: list[Value], block: Block) -> set[Dim]:
         """The dims of a block over which a node's values really differ."""
         found = {d for o in operands for d in o.dims}
-        symbols = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
-        for edge in node.edges:
-            symbols |= shape_symbols(edge.shape)
+        symbols = self.symbols(node, node.edges) | shape_symbols(node.shape)
         return found | (set(dims_of(symbols)) & set(block.dims))
 
     def size(self, size: int | Expr, here: Mapping[Any, Any], block: Block) -> Size:
