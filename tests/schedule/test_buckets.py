@@ -243,6 +243,20 @@ def test_stores_inside_of_another_loop_stay_as_they_are() -> None:
     assert "    for t in 1 .. 2:\n    for t in 3 .. 5:\n    for t in 6 .. 8:\n" in pieces
 
 
+def test_pieces_are_the_same_programs_each_time() -> None:
+    """Otherwise they would not be found in the disk cache."""
+
+    def programs() -> list[str]:
+        prog, bounds, _ = attention()
+        run = Executable(prog.graph, bounds, plan=Plan(buckets={"t": [4, 8]}))
+        return [future.result().as_text() for future in run._machine.compiled.programs]
+
+    def written(text: str) -> str:
+        return re.sub(r", metadata=\{[^}]*\}", "", text[text.index("ENTRY") :])
+
+    assert list(map(written, programs())) == list(map(written, programs()))
+
+
 def test_pieces_are_programs_of_their_own() -> None:
     run = cut(attention(), 4, 8)
     assert "4 programs, bytes: inputs 208, outputs 192" in run.explain()

@@ -29,10 +29,8 @@ LEAST_ROWS = 16
 """Matrix units multiply no fewer rows at once."""
 HALF_TILE = 64
 """The steps of a tile in half precision."""
-TILE = 8192
-"""The numbers of a tile in single precision: as many as registers hold, beside the products with every query."""
-WARPS = 4
-STAGES = 3
+TILE = 2048
+"""The numbers of a tile in single precision, which one warp goes over: few registers for each of its threads."""
 LOWEST = -1e38
 """Below any score, but finite: there is a difference of two of it."""
 
@@ -111,7 +109,7 @@ def kernel(
     steps = layout.steps(keys)
     half = q.dtype.itemsize < 4
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
-    tile = HALF_TILE if half else max(16, min(128, TILE // (rows * max(size, out))))
+    tile = HALF_TILE if half else max(16, TILE // (rows * max(size, out)))
     parts = max(1, min(PROGRAMS // (batch * heads), pl.cdiv(steps, 2 * tile)))
     q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - queries), (0, 0)))
 
@@ -136,7 +134,7 @@ def kernel(
             pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
         ],
         out_specs=[part(*shape) for shape in shapes],
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        compiler_params=triton.CompilerParams(num_warps=4 if half else 1, num_stages=2),
         interpret=interpret,
         name="attention",
     )(length, q, keys, values, seen.astype(jnp.int8))

@@ -600,7 +600,7 @@ class Lowering:
             tuple(names.items()),
             still,
         )
-        return self.functions.setdefault(key, jax.jit(function)), traced
+        return self.functions.setdefault(key, jax.jit(function, inline=True)), traced
 
     def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
         """What sizes and attributes of a primitive depend on."""

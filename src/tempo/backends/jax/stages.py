@@ -5,9 +5,11 @@ They are compiled in parallel threads, and a run can begin with the first of the
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,9 @@ from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 
 Array = Any
+
+FIRST = 2
+"""So many programs are compiled before the others: mostly a prompt, and the first piece of the loop behind it."""
 
 
 def stages(trees: Sequence[Tree]) -> list[Part]:
@@ -67,9 +72,17 @@ class Stages:
         self.later = [self.results]
         for part in self.parts[:0:-1]:
             self.later.insert(0, {*self.later[0], *part.reads})
-        self.pool = ThreadPoolExecutor(min(len(items) + 2, os.cpu_count() or 1))
+        self.rooms: dict[Any, tuple[int, ...]] = {}
+        """How long stores are in the end."""
+        for part in self.parts:
+            self.rooms |= part.rooms
+        self.load = parts.load
+        self.inputs = held(inputs.values())
+        self.held: list[int] = []
+        """The bytes that lie there during each part without being a part of it."""
+        self.growing = 0
+        """The most bytes that are there while a store is made longer."""
         self.programs = self.compile(parts, inputs)
-        self.pool.shutdown(wait=False)
 
     def end(self, trees: Sequence[Tree]) -> _End | None:
         """What makes a part superfluous, if anything can: it is a loop over steps that a dim may not come to."""
@@ -81,15 +94,22 @@ class Stages:
         return _End(bound, loop.start, lowering.schedule.beyond[loop.until])
 
     def compile(self, parts: Parts, inputs: Mapping[str, Array]) -> list[Future[Any]]:
-        """All programs, traced here and compiled in threads; the last of them gives outputs."""
-        self.load = parts.load
-        self.inputs = held(inputs.values())
+        """All programs; the last of them gives outputs. What a run begins with, and what it ends with, which it may
+        do soon, do not wait for the others, which are traced and compiled in the background."""
+        steps = self.lowered(parts, inputs)
+        pool = ThreadPoolExecutor(min(len(self.parts) + 1, os.cpu_count() or 1))
+        first = [pool.submit(self.compiled, next(steps)) for _ in self.parts[:FIRST]]
+        results = {key: parts.initial(key, self.rooms.get(key), shaped) for key in self.results}
+        last = pool.submit(self.compiled, parts.finish.lower(keyed(results)))
+        pool.shutdown(wait=False)
+        later: list[Future[Any]] = [Future() for _ in self.parts[FIRST:]]
+        if later:
+            threading.Thread(target=self.compile_later, args=(steps, [*first, last], later)).start()
+        return [*first, *later, last]
+
+    def lowered(self, parts: Parts, inputs: Mapping[str, Array]) -> Iterator[Any]:
+        """The parts' programs, one after the other, each with the shapes that those before it leave."""
         state = self.by_key(jax.eval_shape(self.load, inputs))
-        lowered = []
-        self.held: list[int] = []
-        """The bytes that lie there during each part without being a part of it."""
-        self.growing = 0
-        """The most bytes that are there while a store is made longer."""
         for part, later in zip(self.parts, self.later, strict=True):
 
             def grown(old: Array, shape: tuple[int, ...], state: State = state) -> Array:
@@ -98,14 +118,22 @@ class Stages:
                 return new
 
             given = map(keyed, parts.given(part, state, shaped, grown))
-            lowered.append(part.function.lower(*given, {}, None, {}))
+            lowered = part.function.lower(*given, {}, None, {})
             self.held.append(held(value for key, value in state.items() if key not in part.reads))
-            state |= self.by_key(lowered[-1].out_info[0])
+            state |= self.by_key(lowered.out_info[0])
             state = {key: value for key, value in state.items() if key in later}
-        for key in self.results - state.keys():
-            state[key] = parts.initial(key, None, shaped)
-        lowered.append(parts.finish.lower(keyed({key: state[key] for key in self.results})))
-        return [self.pool.submit(self.compiled, program) for program in lowered]
+            yield lowered
+
+    def compile_later(self, steps: Iterator[Any], first: Sequence[Future[Any]], later: Sequence[Future[Any]]) -> None:
+        wait(first)
+        try:
+            with self.settings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                for future, lowered in zip(later, steps, strict=True):
+                    pool.submit(self.compiled, lowered).add_done_callback(functools.partial(_pass_on, future))
+        except BaseException as error:
+            for future in later:
+                if not future.done():
+                    future.set_exception(error)
 
     def compiled(self, lowered: Any) -> Any:
         with self.settings():
@@ -119,13 +147,16 @@ class Stages:
             rooms |= part.rooms
             if end is not None and end.start >= int(state.get(end.bound, end.start + 1)) + end.beyond:
                 continue  # the dim has stopped; what this part makes longer may be needed by others
-            state |= {key: jx.fit(state[key], rooms[key]) for key in part.reads if key in state and key in rooms}
+            for key in part.reads:
+                if key in state and key in rooms:  # one by one: all the old are not kept beside all the new
+                    state[key] = jx.fit(state[key], rooms[key])
             given = map(keyed, self.all.given(part, state, jnp.full, jx.fit))
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
         for key in self.results - state.keys():
             state[key] = self.all.initial(key, None, jnp.full)
-        state |= {key: jx.fit(state[key], rooms[key]) for key in self.results if key in rooms}
+        for key in self.results & self.rooms.keys():
+            state[key] = jx.fit(state[key], self.rooms[key])
         outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))
         return outputs, made
 
@@ -139,3 +170,11 @@ class Stages:
         ]
         most = max(*taken, self.growing, inputs + outputs)
         return {"inputs": inputs, "outputs": outputs, "temporaries": most - inputs - outputs}
+
+
+def _pass_on(future: Future[Any], done: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(error)

@@ -481,9 +481,22 @@ def _after(trees: Sequence[Tree]) -> Iterator[Node]:
             yield from _after(tree.body)
 
 
-def keyed(values: Mapping[Any, Any]) -> dict[int, Any]:
-    """Nodes, dims and bounds by number: JAX sorts the keys of what it is given."""
-    return {_key(key): value for key, value in values.items()}
+class Keyed(dict[int, Any]):
+    """Values by number. JAX would write the keys of a dict into the program that it compiles, and they are others each
+    time the same program is made: it would never be found in the disk cache."""
+
+
+def _flatten(values: Keyed) -> tuple[list[Any], tuple[int, ...]]:
+    keys = tuple(sorted(values))
+    return [values[key] for key in keys], keys
+
+
+jax.tree_util.register_pytree_node(Keyed, _flatten, lambda keys, values: Keyed(zip(keys, values, strict=True)))
+
+
+def keyed(values: Mapping[Any, Any]) -> Keyed:
+    """What belongs to nodes, dims and bounds, by their numbers."""
+    return Keyed({_key(key): value for key, value in values.items()})
 
 
 def shapes(given: Any) -> tuple[Any, ...]:
