@@ -36,14 +36,17 @@ def part_of(store: Store) -> Store:
     return replace(store, dims={d: Latest() if d in apart else kept for d, kept in store.dims.items()})
 
 
+def count(store: Store) -> int:
+    """How many arrays a store is."""
+    return math.prod(kept.size for kept in unrolled(store).values())
+
+
 def zeros(store: Store, **options: Any) -> Any:
     """A store with nothing in it: an array, or a tuple of them."""
-    apart = unrolled(store)
-    if not apart:
+    if not unrolled(store):
         return jnp.zeros(store.shape, store.node.dtype, **options)
     shape = part_of(store).shape
-    count = math.prod(kept.size for kept in apart.values())
-    return tuple(jnp.zeros(shape, store.node.dtype, **options) for _ in range(count))
+    return tuple(jnp.zeros(shape, store.node.dtype, **options) for _ in range(count(store)))
 
 
 def positions(store: Store, at: Mapping[Dim, Any]) -> list[int]:

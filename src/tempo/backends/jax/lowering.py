@@ -607,9 +607,10 @@ class Lowering:
         return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
 
     def is_settled(self, edge: Edge) -> bool:
-        """Whether all padding of what an edge reads comes from slicing a store."""
-        sizes = (size for size in edge.node.shape if isinstance(size, Expr))
-        return not any(dims_of(size.symbols()) or size.symbols() & set(self.schedule.open) for size in sizes)
+        """Whether all padding of what an edge reads comes from slicing a store, at steps that its dims make: what is
+        computed for others, behind a stop, need not be a number."""
+        stops = shape_symbols(edge.shape) & self.schedule.open.keys()
+        return not stops and not dims_of(shape_symbols(edge.node.shape))
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""

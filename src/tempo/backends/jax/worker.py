@@ -147,8 +147,8 @@ class Parts:
             return full((), self.lowering.limits[key], np.int32)
         store = self.local.get(key) or self.stores[key]
         if apart.unrolled(store):
-            parts = apart.part_of(store)
-            return tuple(full(parts.shape, 0, key.dtype) for _ in range(store.bytes // parts.bytes))
+            shape = apart.part_of(store).shape
+            return tuple(full(shape, 0, key.dtype) for _ in range(apart.count(store)))
         return full(shape or store.shape, 0, key.dtype)
 
     def given(self, part: _Compiled, state: State, full: Any, fit: Any) -> tuple[State, State]:
