@@ -20,6 +20,18 @@ from tempo.rl.environments import (
 from tempo.rl.learner import Learner
 from tempo.rl.networks import Critic, Policy
 from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
+from tempo.rl.training import (
+    Evaluation,
+    Trained,
+    evaluate,
+    load_parameters,
+    make,
+    plot_curves,
+    preset,
+    read_log,
+    render,
+    train,
+)
 
 __all__ = [
     "Acrobot",
@@ -34,6 +46,7 @@ __all__ = [
     "Distribution",
     "Environment",
     "EnvironmentState",
+    "Evaluation",
     "Gymnasium",
     "Learner",
     "Normal",
@@ -43,13 +56,22 @@ __all__ = [
     "Steps",
     "Synthetic",
     "TanhNormal",
+    "Trained",
     "Transition",
     "discounted",
+    "evaluate",
     "gae",
     "kl",
+    "load_parameters",
+    "make",
     "n_step",
+    "plot_curves",
     "ppo",
+    "preset",
+    "read_log",
     "reinforce",
+    "render",
     "td_lambda",
+    "train",
     "vtrace",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tempo as tp
-from tempo.rl.environments import Steps
+from tempo import nn
+from tempo.rl.environments import Environment, Gymnasium, Steps
 
 Tensor = tp.RecurrentTensor
 
@@ -16,6 +17,12 @@ class Algorithm(NamedTuple):
     program: tp.Program
     bounds: dict[Any, int]
     tensors: dict[str, Tensor]
+    env: Environment | Gymnasium
+    policy: nn.Module
+    """What acts when all is learned; its parameters are outputs of the program, named ``policy.`` and their name."""
+    iterations: int
+    steps: int
+    """How many steps of environments one iteration makes."""
 
 
 def emit_episodes(prog: tp.Program, steps: Steps, b: tp.Dim, t: tp.Dim) -> None:

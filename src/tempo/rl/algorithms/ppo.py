@@ -67,13 +67,14 @@ def ppo(
             places=[("here", tp.errors.user_line())],
             hint="minibatches has to divide count * steps",
         )
+    policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("ppo") as prog:
         i, I = prog.dim("i")
         e, E = prog.dim("e")
         m, M = prog.dim("m")
         b, B = prog.dim("b")
         t, T = prog.dim("t")
-        learner = Learner(ActorCritic(policy or Policy(env), critic or Critic(env)), prog, i, (e, m), init)
+        learner = Learner(ActorCritic(policy, critic), prog, i, (e, m), init)
         net, acting = learner.net, learner.acting
 
         # Acting
@@ -120,4 +121,5 @@ def ppo(
             prog.output(name, parameter.final)
     tensors = {"observation": play.observation, "action": action, "log_prob": p.log_prob(action), "value": value}
     tensors |= {"next_value": ahead, "advantage": advantage, "order": order, "loss": loss, **made._asdict()}
-    return Algorithm(prog, {I: iterations, E: epochs, M: minibatches, B: count, T: steps}, tensors)
+    bounds = {I: iterations, E: epochs, M: minibatches, B: count, T: steps}
+    return Algorithm(prog, bounds, tensors, env, policy, iterations, count * steps)

@@ -28,6 +28,9 @@ class Gymnasium:
         self.name = name
         self.count = count
         self.seed = seed
+        self.options = dict(options)
+        self.frames: list[Any] | None = None
+        """A list, to have a picture of the first environment before every step; None for no pictures."""
         gymnasium = _package()
         # An environment that ends starts again in the same step, and says what it was last: no step is lost.
         same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
@@ -74,6 +77,8 @@ class Gymnasium:
                 actions = actions.astype(np.int64) + self._first_action
             else:
                 actions = np.clip(actions.reshape(-1, *self.action.shape), *self._limits)
+            if self.frames is not None:
+                self.frames.append(np.asarray(self.envs.render()[0]))
             observation, reward, terminated, truncated, info = self.envs.step(actions)
             reached = np.array(observation, dtype)
             for n in np.flatnonzero(terminated | truncated):
@@ -85,6 +90,30 @@ class Gymnasium:
             step, action, out=out, sequence=_dims(sequence), batch=_dims(batch)
         )
         return results
+
+    def copies(self, count: int, seed: int | None = None, **options: Any) -> Gymnasium:
+        """So many other environments of the same kind."""
+        return Gymnasium(self.name, count, seed, **{**self.options, **options})
+
+    def state(self) -> bytes:
+        """What the environments remember, random numbers included, for ``restore``."""
+        import cloudpickle  # comes with Gymnasium
+
+        try:
+            data: bytes = cloudpickle.dumps(self.envs)
+        except Exception as error:
+            raise tp.errors.CheckpointError(
+                f"the environments {self.name} cannot be saved: {error}",
+                hint="environments in processes of their own cannot; use vectorization_mode='sync'",
+            ) from error
+        return data
+
+    def restore(self, data: bytes) -> None:
+        """Let the environments be as they were when ``state`` was called. The data is code: trust where it is from."""
+        import cloudpickle
+
+        self.envs.close()
+        self.envs = cloudpickle.loads(data)
 
     def close(self) -> None:
         """End the environments, and processes that they run in."""
