@@ -93,7 +93,8 @@ def ppo(
         def minibatch(x: Tensor) -> Tensor:
             together = x[i, 0:count, 0:steps]
             flat = together.reshape((count * steps, *together.shape[2:]))
-            return tp.stop_gradient(flat.take(chosen, axis=0))
+            # One minibatch has all steps, and no order changes what is learned from it.
+            return tp.stop_gradient(flat if minibatches == 1 else flat.take(chosen, axis=0))
 
         seen, done = minibatch(play.observation), minibatch(action)
         A, v_before = minibatch(advantage), minibatch(value)
@@ -117,8 +118,8 @@ def ppo(
 
         prog.emit("loss", tp.mean(loss[i, 0:E, 0:M]))
         emit_episodes(prog, made, b, t)
-        for name, parameter in learner.parameters.items():
-            prog.output(name, parameter.final)
+        for name, parameter in learner.final.items():
+            prog.output(name, parameter)
     tensors = {"observation": play.observation, "action": action, "log_prob": p.log_prob(action), "value": value}
     tensors |= {"next_value": ahead, "advantage": advantage, "order": order, "loss": loss, **made._asdict()}
     bounds = {I: iterations, E: epochs, M: minibatches, B: count, T: steps}
