@@ -13,7 +13,13 @@ from typing import Any
 import tempo as tp
 from tempo import rl
 
-ALGORITHMS = {"ppo": rl.ppo, "reinforce": rl.reinforce}
+ALGORITHMS = {
+    "a2c": rl.a2c,
+    "dqn": rl.dqn,
+    "ppo": rl.ppo,
+    "recurrent_ppo": rl.recurrent_ppo,
+    "reinforce": rl.reinforce,
+}
 SETTINGS = "settings.json"
 
 
@@ -112,7 +118,7 @@ def build(name: str, env: str, settings: dict[str, Any], seed: int) -> rl.Algori
     """The algorithm with these settings; how many iterations follows from the steps in all."""
     arguments = dict(settings)
     total = arguments.pop("total")
-    iterations = max(1, total // (arguments["count"] * arguments["steps"]))
+    iterations = max(1, total // (arguments["count"] * arguments.get("steps", 1)))
     make: Any = ALGORITHMS[name]
     algorithm: rl.Algorithm = make(rl.make(env, arguments["count"], seed), iterations=iterations, **arguments)
     return algorithm

@@ -1,6 +1,6 @@
 """Reinforcement learning: distributions, returns, environments and algorithms, written in Tempo's public API alone."""
 
-from tempo.rl.algorithms import Algorithm, ppo, reinforce
+from tempo.rl.algorithms import Algorithm, a2c, dqn, ppo, recurrent_ppo, reinforce
 from tempo.rl.distributions import Bernoulli, Categorical, Distribution, Normal, TanhNormal, kl
 from tempo.rl.environments import (
     Acrobot,
@@ -11,6 +11,7 @@ from tempo.rl.environments import (
     Environment,
     EnvironmentState,
     Gymnasium,
+    PartlySeen,
     Pendulum,
     Rollout,
     Steps,
@@ -18,7 +19,8 @@ from tempo.rl.environments import (
     Transition,
 )
 from tempo.rl.learner import Learner
-from tempo.rl.networks import Critic, Policy
+from tempo.rl.networks import Critic, Policy, QNetwork
+from tempo.rl.recurrent import RecurrentPolicy
 from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
 from tempo.rl.training import (
     Evaluation,
@@ -50,15 +52,20 @@ __all__ = [
     "Gymnasium",
     "Learner",
     "Normal",
+    "PartlySeen",
     "Pendulum",
     "Policy",
+    "QNetwork",
+    "RecurrentPolicy",
     "Rollout",
     "Steps",
     "Synthetic",
     "TanhNormal",
     "Trained",
     "Transition",
+    "a2c",
     "discounted",
+    "dqn",
     "evaluate",
     "gae",
     "kl",
@@ -69,6 +76,7 @@ __all__ = [
     "ppo",
     "preset",
     "read_log",
+    "recurrent_ppo",
     "reinforce",
     "render",
     "td_lambda",

@@ -43,6 +43,30 @@ class Critic(nn.Module):
         return tp.squeeze(self.net(_flat(observation, self.shape)), -1)
 
 
+class QNetwork(nn.Module):
+    """From an observation (..., *shape) to what actions are worth: ``values``, (..., n).
+
+    Called, it is a policy: a ``Categorical`` whose likeliest action is the best one.
+    """
+
+    def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        if not isinstance(env.action, Discrete):
+            raise tp.errors.ProgramError(
+                f"the actions are {env.action}: there is no value for each of them",
+                places=[("here", tp.errors.user_line())],
+                hint="Q-learning is for actions that are counted (rl.Discrete); rl.ppo takes others",
+            )
+        self.shape = env.observation.shape
+        self.count = env.action.count
+        self.net = _network([math.prod(self.shape), *hidden, self.count], activation, last_gain=1.0)
+
+    def values(self, observation: Tensor) -> Tensor:
+        return self.net(_flat(observation, self.shape))
+
+    def __call__(self, observation: Tensor) -> Distribution:
+        return Categorical(self.values(observation))
+
+
 def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain: float) -> nn.MLP:
     """Weights keep the size of what goes through, but for the last layer; nothing is preferred at first."""
     net = nn.MLP(sizes, activation)

@@ -25,13 +25,13 @@ class Algorithm(NamedTuple):
     """How many steps of environments one iteration makes."""
 
 
-def emit_episodes(prog: tp.Program, steps: Steps, b: tp.Dim, t: tp.Dim) -> None:
-    """Emit, for every iteration, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
+def emit_episodes(prog: tp.Program, steps: Steps, i: tp.Dim) -> None:
+    """Emit, for every iteration i, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
     ended = (steps.terminated | steps.truncated).astype(tp.float32)
     total = ended * steps.episode_return
 
     def everywhere(x: Tensor) -> Tensor:
-        return tp.sum(x[tuple(slice(0, d.bound) if d in (b, t) else d for d in x.domain)])
+        return tp.sum(x[tuple(d if d is i else slice(0, d.bound) for d in x.domain)])
 
     episodes = everywhere(ended)
     prog.emit("episodes", episodes)

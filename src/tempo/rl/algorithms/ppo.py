@@ -117,7 +117,7 @@ def ppo(
         learner.update(optim.Adam(rate * left, epsilon=1e-5), gradients)
 
         prog.emit("loss", tp.mean(loss[i, 0:E, 0:M]))
-        emit_episodes(prog, made, b, t)
+        emit_episodes(prog, made, i)
         for name, parameter in learner.final.items():
             prog.output(name, parameter)
     tensors = {"observation": play.observation, "action": action, "log_prob": p.log_prob(action), "value": value}

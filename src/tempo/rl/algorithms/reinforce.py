@@ -63,7 +63,7 @@ def reinforce(
         optim.Adam(rate).update(parameters, tp.grad(mean, parameters))
 
         prog.emit("loss", mean)
-        emit_episodes(prog, made, b, t)
+        emit_episodes(prog, made, i)
         for name, parameter in parameters.items():
             prog.output(name, parameter.final)
     tensors = {"observation": seen, "action": action, "returns": G, "loss": mean, **made._asdict()}

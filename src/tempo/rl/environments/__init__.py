@@ -5,6 +5,7 @@ from tempo.rl.environments.cartpole import CartPole
 from tempo.rl.environments.catch import Catch
 from tempo.rl.environments.environment import Box, Discrete, Environment, EnvironmentState, Transition
 from tempo.rl.environments.gymnasium import Gymnasium
+from tempo.rl.environments.partly_seen import PartlySeen
 from tempo.rl.environments.pendulum import Pendulum
 from tempo.rl.environments.rollout import Rollout, Steps
 from tempo.rl.environments.synthetic import Synthetic
@@ -18,6 +19,7 @@ __all__ = [
     "Environment",
     "EnvironmentState",
     "Gymnasium",
+    "PartlySeen",
     "Pendulum",
     "Rollout",
     "Steps",

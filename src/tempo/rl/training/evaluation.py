@@ -12,6 +12,7 @@ import numpy as np
 import tempo as tp
 from tempo import nn
 from tempo.rl.environments import Environment, Gymnasium, Rollout
+from tempo.rl.recurrent import RecurrentPolicy
 
 Array = np.ndarray[Any, Any]
 PathLike = str | os.PathLike[str]
@@ -95,7 +96,7 @@ def _episodes(
         t, T = prog.dim("t")
         acting: Any = policy.declare(prog, "policy", init=False)
         play = Rollout(env, over=t, batch=b)
-        p = acting(play.observation)
+        p = _distribution(prog, acting, play.observation, (b, t))
         made = play.step(p.sample((b, t)) if sample else p.mode())
         over = made.terminated | made.truncated
 
@@ -121,6 +122,18 @@ def _episodes(
     run = prog.compile({B: episodes, T: limit or _longest(env)}, backend=backend, device=device)
     result = run(seed=seed, **{name: parameters[name] for name in needed})
     return Evaluation(result.returns, result.lengths)
+
+
+def _distribution(prog: tp.Program, acting: Any, observation: Any, domain: tuple[tp.Dim, tp.Dim]) -> Any:
+    """What the policy draws from, with what it remembers of the episode if it does."""
+    if not isinstance(acting, RecurrentPolicy):
+        return acting(observation)
+    b, t = domain
+    memory = prog.recurrent("memory", (acting.size,), domain)
+    after = acting.advance(observation, memory)
+    memory[b, 0] = tp.zeros((acting.size,))
+    memory[b, t + 1] = after
+    return acting.policy(after)
 
 
 def _longest(env: Environment | Gymnasium) -> int:

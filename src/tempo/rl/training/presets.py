@@ -15,7 +15,8 @@ WITHIN: dict[str, type[Environment]] = {
     "Pendulum": Pendulum,
 }
 
-# ``total`` is the number of steps of environments in all; the rest are arguments of the algorithm.
+# ``total`` is the number of steps of environments in all; the rest are arguments of the algorithm. (Those of ``dqn``
+# have no steps: an iteration is one.)
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "": {"total": 500_000, "count": 8, "steps": 128},
@@ -31,6 +32,18 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "rate": 1e-3,
             "entropy_weight": 0.0,
         },
+    },
+    "recurrent_ppo": {
+        "": {"total": 500_000, "count": 16, "steps": 64},
+        "CartPole": {"total": 300_000, "count": 16, "steps": 64, "rate": 2.5e-3},
+    },
+    "a2c": {
+        "": {"total": 500_000, "count": 16, "steps": 8},
+        "CartPole": {"total": 200_000, "count": 16, "steps": 8},
+    },
+    "dqn": {
+        "": {"total": 500_000, "count": 4},
+        "CartPole": {"total": 160_000, "count": 4},
     },
     "reinforce": {
         "": {"total": 500_000, "count": 16, "steps": 64},
