@@ -23,13 +23,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot": {"total": 200_000, "count": 16, "steps": 128, "rate": 1e-3},
         "CartPole": {"total": 300_000, "count": 8, "steps": 128, "rate": 2.5e-3},
         "Pendulum": {
-            "total": 400_000,
-            "count": 8,
-            "steps": 256,
-            "epochs": 10,
-            "minibatches": 16,
+            "total": 300_000,
+            "count": 16,
+            "steps": 128,
+            "epochs": 8,
             "gamma": 0.9,
-            "rate": 1e-3,
+            "rate": 2e-3,
             "entropy_weight": 0.0,
         },
     },
@@ -43,7 +42,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "dqn": {
         "": {"total": 500_000, "count": 4},
-        "CartPole": {"total": 160_000, "count": 4},
+        "CartPole": {"total": 200_000, "count": 4, "gamma": 0.98, "rate": 2e-3, "target_rate": 0.005},
     },
     "reinforce": {
         "": {"total": 500_000, "count": 16, "steps": 64},
