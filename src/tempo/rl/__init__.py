@@ -20,6 +20,7 @@ from tempo.rl.environments import (
 )
 from tempo.rl.learner import Learner
 from tempo.rl.networks import Critic, Policy, QNetwork
+from tempo.rl.normalisation import Normalised, Running
 from tempo.rl.recurrent import RecurrentPolicy
 from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
 from tempo.rl.training import (
@@ -52,12 +53,14 @@ __all__ = [
     "Gymnasium",
     "Learner",
     "Normal",
+    "Normalised",
     "PartlySeen",
     "Pendulum",
     "Policy",
     "QNetwork",
     "RecurrentPolicy",
     "Rollout",
+    "Running",
     "Steps",
     "Synthetic",
     "TanhNormal",
