@@ -1,7 +1,7 @@
 """Reinforcement learning: distributions, returns, environments and algorithms, written in Tempo's public API alone."""
 
 from tempo.rl.algorithms import Algorithm, a2c, dqn, ppo, recurrent_ppo, reinforce
-from tempo.rl.distributions import Bernoulli, Categorical, Distribution, Normal, TanhNormal, kl
+from tempo.rl.distributions import Bernoulli, Categorical, Distribution, MultiCategorical, Normal, TanhNormal, kl
 from tempo.rl.environments import (
     Acrobot,
     Box,
@@ -11,6 +11,7 @@ from tempo.rl.environments import (
     Environment,
     EnvironmentState,
     Gymnasium,
+    MultiDiscrete,
     PartlySeen,
     Pendulum,
     Rollout,
@@ -52,6 +53,8 @@ __all__ = [
     "Evaluation",
     "Gymnasium",
     "Learner",
+    "MultiCategorical",
+    "MultiDiscrete",
     "Normal",
     "Normalised",
     "PartlySeen",

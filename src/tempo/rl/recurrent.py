@@ -7,8 +7,9 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn
-from tempo.rl.distributions import Categorical, Distribution, Normal
-from tempo.rl.environments.environment import Discrete
+from tempo.rl.distributions import Distribution
+from tempo.rl.environments.environment import Box
+from tempo.rl.networks import distribution_over, outputs_for
 
 Tensor = tp.RecurrentTensor
 
@@ -53,12 +54,12 @@ class RecurrentPolicy(nn.Module):
             )
         self.shape = env.observation.shape
         self.size = 2 * hidden * (1 if cell == "gru" else 2)
-        counted = isinstance(env.action, Discrete)
-        outputs = env.action.count if counted else math.prod(env.action.shape)
+        self.action = env.action
+        outputs = outputs_for(env.action)
         # What the critic learns is large at first, and would drown what a shared cell learns of acting.
         self.actor = Remembering(math.prod(self.shape), hidden, outputs, cell, gain=0.01)
         self.critic = Remembering(math.prod(self.shape), hidden, 1, cell, gain=1.0)
-        self.log_std: Any = None if counted else nn.Parameter((outputs,), nn.init.zeros)
+        self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def advance(self, observation: Tensor, memory: Tensor) -> Tensor:
         leading = observation.shape[: observation.ndim - len(self.shape)]
@@ -67,8 +68,7 @@ class RecurrentPolicy(nn.Module):
         return tp.concatenate([self.actor.advance(x, of_actor), self.critic.advance(x, of_critic)], axis=-1)
 
     def policy(self, memory: Tensor) -> Distribution:
-        y = self.actor.say(tp.split(memory, 2, axis=-1)[0])
-        return Categorical(y) if self.log_std is None else Normal(y, tp.exp(self.log_std))
+        return distribution_over(self.action, self.actor.say(tp.split(memory, 2, axis=-1)[0]), self.log_std)
 
     def value(self, memory: Tensor) -> Tensor:
         return tp.squeeze(self.critic.say(tp.split(memory, 2, axis=-1)[1]), -1)
