@@ -26,6 +26,7 @@ from tempo.given import Record, Result
 from tempo.ops import *  # noqa: F403
 from tempo.ops import __all__ as _functions
 from tempo.ops.host import Spec, host, spec
+from tempo.ops.jax_function import jax_function
 from tempo.program import Dim, Program, State
 from tempo.runtime.autotune import autotune
 from tempo.schedule.plan import Plan
@@ -64,6 +65,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "jax_function",
     "nn",
     "optim",
     "parallel",

@@ -1,4 +1,4 @@
-"""The command ``tempo``: language models in a terminal."""
+"""The command ``tempo``: language models in a terminal, and the training of policies (``cli_training``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import tempo as tp
-from tempo import llm
+from tempo import cli_training, llm
 
 DTYPES = ("float32", "bfloat16", "float16")
 # The options that say how tokens are chosen, by the names that llm.stream has for them.
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="tempo", description="Run language models, compiled by Tempo.")
+    found = argparse.ArgumentParser(
+        prog="tempo", description="Run language models and train policies, compiled by Tempo."
+    )
     found.add_argument("--version", action="version", version=f"tempo {tp.__version__}")
     commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -62,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     add_model(command)
     command.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_sampling(command, max_new_tokens=512)
+
+    cli_training.add_commands(commands)
     return found
 
 

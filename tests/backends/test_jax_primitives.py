@@ -140,7 +140,8 @@ def records() -> dict[str, Primitive]:
 def test_every_primitive_has_a_jax_form():
     assert len(records()) > 60
     assert [name for name, op in records().items() if op.jax is None] == []
-    assert {name for name in records()} == {case.op.name for case in CASES}
+    # Functions of JAX take no padding: tests/ops/test_jax_function.py.
+    assert {name for name in records()} - {"jax_function"} == {case.op.name for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -137,6 +137,87 @@ def test_reinforce_learns(n: int | None) -> None:
     assert mean_return(emits, last=10) > 100
 
 
+@pytest.mark.slow
+def test_a2c_learns() -> None:
+    algorithm = rl.a2c(rl.CartPole(), iterations=600, count=16, steps=8)
+    emits = algorithm.program.compile(algorithm.bounds)().emits
+    assert mean_return(emits, last=50) > 200
+
+
+@pytest.mark.slow
+def test_dqn_learns() -> None:
+    algorithm = rl.dqn(rl.CartPole(), iterations=12_000, count=4, anneal=False)
+    emits = algorithm.program.compile(algorithm.bounds)().emits
+    assert mean_return(emits, last=2000) > 100
+
+
+@pytest.mark.slow
+def test_recurrent_ppo_learns_what_is_hidden() -> None:
+    env = rl.PartlySeen(rl.CartPole(), (0, 2))
+    algorithm = rl.recurrent_ppo(env, iterations=50, count=16, steps=64, rate=2.5e-3)
+    emits = algorithm.program.compile(algorithm.bounds)().emits
+    assert mean_return(emits, last=10) > 120
+
+
+def compiled_as_evaluated(algorithm: rl.Algorithm) -> None:
+    found = algorithm.program.compile(algorithm.bounds, backend="numpy")()
+    expected = algorithm.program.evaluate(algorithm.bounds)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5)
+        assert np.abs(array).max() > 0
+
+
+def test_a2c_compiled_as_evaluated() -> None:
+    env = rl.CartPole(limit=5)
+    parts = {"policy": rl.Policy(env, hidden=(4,)), "critic": rl.Critic(env, hidden=(4,))}
+    compiled_as_evaluated(rl.a2c(env, **parts, iterations=3, count=2, steps=4))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_dqn_compiled_as_evaluated(double: bool) -> None:
+    """More iterations than the replay memory holds."""
+    env = rl.CartPole(limit=5)
+    network = rl.QNetwork(env, hidden=(4,))
+    compiled_as_evaluated(rl.dqn(env, network, iterations=9, count=2, replay=4, batch=3, warmup=2, double=double))
+
+
+def test_dqn_explores_less_and_less() -> None:
+    algorithm = rl.dqn(rl.CartPole(), iterations=10, count=1, exploration=0.5, first_epsilon=1.0, last_epsilon=0.1)
+    with algorithm.program as prog:
+        prog.output("epsilon", algorithm.tensors["epsilon"])
+    epsilon = prog.evaluate(algorithm.bounds).epsilon
+    np.testing.assert_allclose(epsilon, [1, 0.82, 0.64, 0.46, 0.28, 0.1, 0.1, 0.1, 0.1, 0.1], rtol=1e-5)
+
+
+def test_dqn_needs_actions_that_are_counted() -> None:
+    with pytest.raises(tp.errors.ProgramError, match="there is no value for each of them"):
+        rl.dqn(rl.Pendulum(), iterations=1, count=1)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_recurrent_ppo_compiled_as_evaluated(cell: str) -> None:
+    env = rl.PartlySeen(rl.CartPole(limit=3), (0, 2))
+    policy = rl.RecurrentPolicy(env, 3, cell)
+    compiled_as_evaluated(rl.recurrent_ppo(env, policy, iterations=2, count=2, steps=4, epochs=2, minibatches=2))
+
+
+@pytest.mark.parametrize(("limit", "empty"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3])])
+def test_memory_is_emptied_where_episodes_end(limit: int, empty: list[int]) -> None:
+    env = rl.PartlySeen(rl.CartPole(limit=limit), (0, 2))
+    policy = rl.RecurrentPolicy(env, 3)
+    algorithm = rl.recurrent_ppo(env, policy, iterations=1, count=1, steps=4, epochs=1, minibatches=1)
+    with algorithm.program as prog:
+        prog.output("memory", algorithm.tensors["memory"])
+    memory = prog.evaluate(algorithm.bounds).memory[0, 0]
+    assert [t for t in range(4) if not memory[t].any()] == empty
+
+
+def test_environments_that_cannot_be_shared_out() -> None:
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.recurrent_ppo(rl.CartPole(), iterations=1, count=3, steps=5, minibatches=2)
+    assert error.value.message == "3 environments cannot be shared out among 2 minibatches"
+
+
 @pytest.mark.parametrize("n", [None, 3])
 def test_reinforce_compiled_as_evaluated(n: int | None) -> None:
     env = rl.Catch(rows=4, columns=3)

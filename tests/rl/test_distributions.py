@@ -124,3 +124,25 @@ def test_what_has_no_closed_form() -> None:
         with pytest.raises(tp.errors.ProgramError) as error:
             rl.kl(rl.Normal(mean, mean + 1), rl.Categorical(mean))
         assert error.value.message == "kl of Normal and Categorical has no closed form"
+
+
+def test_several_choices_at_once() -> None:
+    """Two and three: the sums of what each of them has."""
+    logits = np.array([0.3, -0.2, 0.1, 0.5, -1.0], np.float32)
+    with tp.Program("several") as prog:
+        t, T = prog.dim("t")
+        p = rl.MultiCategorical(tp.constant(logits), (2, 3))
+        parts = [rl.Categorical(tp.constant(logits[:2])), rl.Categorical(tp.constant(logits[2:]))]
+        action = tp.constant([1, 2], dtype="int32")
+        prog.output("log_prob", p.log_prob(action) - parts[0].log_prob(1) - parts[1].log_prob(2))
+        prog.output("entropy", p.entropy() - parts[0].entropy() - parts[1].entropy())
+        prog.output("kl", rl.kl(p, p))
+        prog.output("mode", p.mode())
+        prog.output("sample", p.sample(t))
+    result = prog.evaluate({T: 300})
+    np.testing.assert_allclose([result.log_prob, result.entropy, result.kl], 0, atol=1e-6)
+    assert result.mode.tolist() == [0, 1]
+    assert result["sample"].dtype == np.int32
+    shares = [np.bincount(result["sample"][:, n], minlength=n + 2) / 300 for n in (0, 1)]
+    for share, own in zip(shares, (logits[:2], logits[2:]), strict=True):
+        np.testing.assert_allclose(share, np.exp(own) / np.exp(own).sum(), atol=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -213,13 +214,89 @@ def test_without_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.message == "Gymnasium environments need the package gymnasium, 1.1 or newer"
 
 
-def test_spaces_that_are_no_arrays() -> None:
-    with pytest.raises(tp.errors.ProgramError) as error:
-        rl.Gymnasium("Blackjack-v1", 2)
-    assert error.value.message == (
-        "the observations of Blackjack-v1 are Tuple(Discrete(32), Discrete(11), Discrete(2)), "
-        "which is no array of a fixed shape"
+class Parts(gymnasium.Env[Any, Any]):
+    """Observations put together of several, and two actions at once; the last step is the third."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "place": gymnasium.spaces.Box(-9, 9, (2, 2), np.float32),
+            "arm": gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.MultiBinary(2))),
+        }
     )
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        place = np.full((2, 2), self.count, np.float32)
+        return {"place": place, "arm": (np.int64(1 + self.count % 3), np.array([0, 1], np.int8))}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.seen(), float(10 * action[0] + action[1]), self.count == 3, False, {}
+
+
+class Words(Parts):
+    observation_space = gymnasium.spaces.Dict({"word": gymnasium.spaces.Text(3)})
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    names = {"Parts-v0": Parts, "Words-v0": Words}
+    for name, kind in names.items():
+        gymnasium.register(name, kind)
+    yield
+    for name in names:
+        del gymnasium.registry[name]
+
+
+def test_observations_of_several_pieces_and_several_actions(registered: None) -> None:
+    env = rl.Gymnasium("Parts-v0", 2)
+    assert env.observation == tp.spec((9,))
+    assert env.action == rl.MultiDiscrete((2, 3))
+    with tp.Program("parts") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        play = rl.Rollout(env, over=t, batch=b)
+        pieces = env.pieces(play.observation)
+        steps = play.step(tp.constant([1, 2], dtype="int32") + 0 * play.observation.space[:2].astype("int32"))
+        for name, piece in pieces.items():
+            prog.output(name.replace(".", "_"), piece)
+        prog.output("reward", steps.reward)
+        prog.output("led_to", env.pieces(steps.next_observation)["place"])
+    result = prog.compile({B: 2, T: 4}, backend="numpy")()
+    assert result.place.shape == (2, 4, 2, 2)
+    assert result.place[0, :, 0, 0].tolist() == [0, 1, 2, 0]
+    assert result.led_to[0, :, 0, 0].tolist() == [1, 2, 3, 1]  # the last observation of an episode
+    assert result.arm_0[1].argmax(axis=-1).tolist() == [0, 1, 2, 0]
+    assert result.arm_1[1].tolist() == 4 * [[0, 1]]
+    assert result.reward.tolist() == 2 * [4 * [12]]
+
+
+def test_ppo_with_several_actions(registered: None) -> None:
+    env = rl.Gymnasium("Parts-v0", 2, seed=0)
+    parts = {"policy": rl.Policy(env, hidden=(4,)), "critic": rl.Critic(env, hidden=(4,))}
+    algorithm = rl.ppo(env, **parts, iterations=2, count=2, steps=3, epochs=1, minibatches=2)
+    trained = rl.train(algorithm, backend="numpy")
+    assert trained.parameters["policy.net.layers.1.weight"].shape == (5, 4)
+    assert [row["episodes"] for row in trained.log] == [2, 2]
+
+
+def test_spaces_that_are_no_arrays(registered: None) -> None:
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.Gymnasium("Words-v0", 2)
+    assert error.value.message == (
+        "the observations of Words-v0 are Dict('word': Text(1, 3, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        "abcdefghijklmnopqrstuvwxyz)), which is no array of a fixed shape"
+    )
+    with pytest.raises(tp.errors.ProgramError) as error:
+        env = rl.Gymnasium("CartPole-v1", 2)
+        with tp.Program("pieces"):
+            env.pieces(tp.ones(4))
+    assert error.value.message == "the observations of CartPole-v1 are not put together of pieces"
 
 
 def test_dims_that_do_not_fit() -> None:

@@ -1,7 +1,7 @@
 """Reinforcement learning: distributions, returns, environments and algorithms, written in Tempo's public API alone."""
 
-from tempo.rl.algorithms import Algorithm, ppo, reinforce
-from tempo.rl.distributions import Bernoulli, Categorical, Distribution, Normal, TanhNormal, kl
+from tempo.rl.algorithms import Algorithm, a2c, dqn, ppo, recurrent_ppo, reinforce
+from tempo.rl.distributions import Bernoulli, Categorical, Distribution, MultiCategorical, Normal, TanhNormal, kl
 from tempo.rl.environments import (
     Acrobot,
     Box,
@@ -11,6 +11,8 @@ from tempo.rl.environments import (
     Environment,
     EnvironmentState,
     Gymnasium,
+    MultiDiscrete,
+    PartlySeen,
     Pendulum,
     Rollout,
     Steps,
@@ -18,8 +20,22 @@ from tempo.rl.environments import (
     Transition,
 )
 from tempo.rl.learner import Learner
-from tempo.rl.networks import Critic, Policy
+from tempo.rl.networks import Critic, Policy, QNetwork
+from tempo.rl.normalisation import Normalised, Running
+from tempo.rl.recurrent import RecurrentPolicy
 from tempo.rl.returns import discounted, gae, n_step, td_lambda, vtrace
+from tempo.rl.training import (
+    Evaluation,
+    Trained,
+    evaluate,
+    load_parameters,
+    make,
+    plot_curves,
+    preset,
+    read_log,
+    render,
+    train,
+)
 
 __all__ = [
     "Acrobot",
@@ -34,22 +50,42 @@ __all__ = [
     "Distribution",
     "Environment",
     "EnvironmentState",
+    "Evaluation",
     "Gymnasium",
     "Learner",
+    "MultiCategorical",
+    "MultiDiscrete",
     "Normal",
+    "Normalised",
+    "PartlySeen",
     "Pendulum",
     "Policy",
+    "QNetwork",
+    "RecurrentPolicy",
     "Rollout",
+    "Running",
     "Steps",
     "Synthetic",
     "TanhNormal",
+    "Trained",
     "Transition",
+    "a2c",
     "discounted",
+    "dqn",
+    "evaluate",
     "gae",
     "kl",
+    "load_parameters",
+    "make",
     "n_step",
+    "plot_curves",
     "ppo",
+    "preset",
+    "read_log",
+    "recurrent_ppo",
     "reinforce",
+    "render",
     "td_lambda",
+    "train",
     "vtrace",
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import tempo as tp
@@ -67,6 +69,30 @@ class Categorical(Distribution):
         """Logits of -inf rule an action out; 0 times -inf would be nan."""
         finite: Tensor = tp.maximum(self.logits, -1e30)
         return finite
+
+
+class MultiCategorical(Distribution):
+    """Several independent choices: ``logits`` (..., sum of counts), one after the other, actions int32 (..., n)."""
+
+    def __init__(self, logits: Tensor, counts: Sequence[int]) -> None:
+        ends = [sum(counts[:n]) for n in range(1, len(counts))]
+        self.parts = [Categorical(part) for part in tp.split(logits, ends, axis=-1)]
+
+    def sample(self, domain: Domain = None) -> Tensor:
+        return tp.stack([part.sample(domain) for part in self.parts], axis=-1)
+
+    def log_prob(self, action: Any) -> Tensor:
+        each = tp.split(action, len(self.parts), axis=-1)
+        return _total([part.log_prob(tp.squeeze(one, -1)) for part, one in zip(self.parts, each, strict=True)])
+
+    def mode(self) -> Tensor:
+        return tp.stack([part.mode() for part in self.parts], axis=-1)
+
+    def entropy(self) -> Tensor:
+        return _total([part.entropy() for part in self.parts])
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        return _total([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)])
 
 
 class Bernoulli(Distribution):
@@ -168,6 +194,10 @@ def kl(p: Any, q: Any) -> Tensor:
         raise _unknown(f"kl of {names} has no closed form", "use two distributions of the same kind")
     divergence: Tensor = p.kl(q)
     return divergence
+
+
+def _total(tensors: Sequence[Tensor]) -> Tensor:
+    return reduce(tp.add, tensors)
 
 
 def _unknown(problem: str, hint: str) -> tp.errors.ProgramError:

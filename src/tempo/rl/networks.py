@@ -8,8 +8,8 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn
-from tempo.rl.distributions import Categorical, Distribution, Normal
-from tempo.rl.environments.environment import Discrete
+from tempo.rl.distributions import Categorical, Distribution, MultiCategorical, Normal
+from tempo.rl.environments.environment import Box, Discrete, MultiDiscrete
 
 Tensor = tp.RecurrentTensor
 
@@ -17,19 +17,33 @@ Tensor = tp.RecurrentTensor
 class Policy(nn.Module):
     """From an observation (..., *shape) to a distribution over the environment's actions.
 
-    ``Categorical`` for actions that are counted, else ``Normal`` with a standard deviation that is a parameter.
+    ``Categorical`` for actions that are counted, ``MultiCategorical`` for several of those, else ``Normal`` with a
+    standard deviation that is a parameter.
     """
 
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
-        self.counted = isinstance(env.action, Discrete)
         self.shape = env.observation.shape
-        outputs = env.action.count if self.counted else math.prod(env.action.shape)
+        self.action = env.action
+        outputs = outputs_for(env.action)
         self.net = _network([math.prod(self.shape), *hidden, outputs], activation, last_gain=0.01)
-        self.log_std: Any = None if self.counted else nn.Parameter((outputs,), nn.init.zeros)
+        self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def __call__(self, observation: Tensor) -> Distribution:
-        y = self.net(_flat(observation, self.shape))
-        return Categorical(y) if self.log_std is None else Normal(y, tp.exp(self.log_std))
+        return distribution_over(self.action, self.net(_flat(observation, self.shape)), self.log_std)
+
+
+def outputs_for(action: Discrete | MultiDiscrete | Box) -> int:
+    """How many numbers a network gives for a distribution over such actions."""
+    if isinstance(action, Discrete):
+        return action.count
+    return sum(action.counts) if isinstance(action, MultiDiscrete) else math.prod(action.shape)
+
+
+def distribution_over(action: Discrete | MultiDiscrete | Box, y: Tensor, log_std: Any) -> Distribution:
+    """The distribution that a network's numbers stand for."""
+    if isinstance(action, Discrete):
+        return Categorical(y)
+    return MultiCategorical(y, action.counts) if isinstance(action, MultiDiscrete) else Normal(y, tp.exp(log_std))
 
 
 class Critic(nn.Module):
@@ -41,6 +55,30 @@ class Critic(nn.Module):
 
     def __call__(self, observation: Tensor) -> Tensor:
         return tp.squeeze(self.net(_flat(observation, self.shape)), -1)
+
+
+class QNetwork(nn.Module):
+    """From an observation (..., *shape) to what actions are worth: ``values``, (..., n).
+
+    Called, it is a policy: a ``Categorical`` whose likeliest action is the best one.
+    """
+
+    def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        if not isinstance(env.action, Discrete):
+            raise tp.errors.ProgramError(
+                f"the actions are {env.action}: there is no value for each of them",
+                places=[("here", tp.errors.user_line())],
+                hint="Q-learning is for actions that are counted (rl.Discrete); rl.ppo takes others",
+            )
+        self.shape = env.observation.shape
+        self.count = env.action.count
+        self.net = _network([math.prod(self.shape), *hidden, self.count], activation, last_gain=1.0)
+
+    def values(self, observation: Tensor) -> Tensor:
+        return self.net(_flat(observation, self.shape))
+
+    def __call__(self, observation: Tensor) -> Distribution:
+        return Categorical(self.values(observation))
 
 
 def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain: float) -> nn.MLP:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tempo as tp
-from tempo.rl.environments import Steps
+from tempo import nn
+from tempo.rl.environments import Environment, Gymnasium, Steps
 
 Tensor = tp.RecurrentTensor
 
@@ -16,15 +17,21 @@ class Algorithm(NamedTuple):
     program: tp.Program
     bounds: dict[Any, int]
     tensors: dict[str, Tensor]
+    env: Environment | Gymnasium
+    policy: nn.Module
+    """What acts when all is learned; its parameters are outputs of the program, named ``policy.`` and their name."""
+    iterations: int
+    steps: int
+    """How many steps of environments one iteration makes."""
 
 
-def emit_episodes(prog: tp.Program, steps: Steps, b: tp.Dim, t: tp.Dim) -> None:
-    """Emit, for every iteration, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
+def emit_episodes(prog: tp.Program, steps: Steps, i: tp.Dim) -> None:
+    """Emit, for every iteration i, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
     ended = (steps.terminated | steps.truncated).astype(tp.float32)
     total = ended * steps.episode_return
 
     def everywhere(x: Tensor) -> Tensor:
-        return tp.sum(x[tuple(slice(0, d.bound) if d in (b, t) else d for d in x.domain)])
+        return tp.sum(x[tuple(d if d is i else slice(0, d.bound) for d in x.domain)])
 
     episodes = everywhere(ended)
     prog.emit("episodes", episodes)

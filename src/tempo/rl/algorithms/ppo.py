@@ -18,6 +18,7 @@ from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.learner import Learner
 from tempo.rl.networks import Critic, Policy
+from tempo.rl.normalisation import Normalised, Running, discounted_so_far
 from tempo.rl.returns import gae
 
 Tensor = tp.RecurrentTensor
@@ -48,6 +49,8 @@ def ppo(
     clip: float = 0.2,
     clip_value: bool = True,
     normalise: bool = True,
+    normalise_observations: bool = False,
+    normalise_rewards: bool = False,
     value_weight: float = 0.5,
     entropy_weight: float = 0.01,
     most_norm: float = 0.5,
@@ -57,8 +60,10 @@ def ppo(
     ``epochs`` times ``minibatches`` updates.
 
     ``anneal`` lets the learning rate go to 0 with the iterations; ``normalise`` gives the advantages of a minibatch
-    a mean of 0 and a standard deviation of 1. Emits ``loss``, ``episodes`` and ``episode_return`` in every iteration;
-    outputs are the parameters in the end, by name. With ``init=False`` their first values are inputs (``Learner``).
+    a mean of 0 and a standard deviation of 1. ``normalise_observations`` does so with observations, by the statistics
+    of all iterations before; ``normalise_rewards`` divides rewards by the standard deviation of discounted returns, but
+    not those of ``episode_return``. Emits ``loss``, ``episodes`` and ``episode_return`` in every iteration; outputs are
+    the parameters in the end, by name. With ``init=False`` their first values are inputs (``Learner``).
     """
     size, rest = divmod(count * steps, minibatches)
     if rest:
@@ -67,23 +72,35 @@ def ppo(
             places=[("here", tp.errors.user_line())],
             hint="minibatches has to divide count * steps",
         )
+    policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("ppo") as prog:
         i, I = prog.dim("i")
         e, E = prog.dim("e")
         m, M = prog.dim("m")
         b, B = prog.dim("b")
         t, T = prog.dim("t")
-        learner = Learner(ActorCritic(policy or Policy(env), critic or Critic(env)), prog, i, (e, m), init)
+        learner = Learner(ActorCritic(policy, critic), prog, i, (e, m), init)
         net, acting = learner.net, learner.acting
 
         # Acting
         play = Rollout(env, over=(i, t), batch=b)
-        p = acting.policy(play.observation)
+        known = Running(prog, "observation", env.observation.shape, i) if normalise_observations else None
+        observed = play.observation if known is None else known.normalised(play.observation)
+        p = acting.policy(observed)
         action = p.sample()
         made = play.step(action)
-        value = acting.critic(play.observation)
-        ahead = acting.critic(made.next_observation)
-        advantage = gae(made.reward, value, ahead, made.terminated, made.truncated, t, gamma, lam)
+        led_to = made.next_observation if known is None else known.normalised(made.next_observation)
+        if known is not None:
+            known.learn(play.observation)
+        reward = made.reward
+        so_far = discounted_so_far(prog, made, (i, t), b, gamma) if normalise_rewards else None
+        if so_far is not None:
+            returns = Running(prog, "return", (), i)
+            returns.learn(so_far)
+            reward = returns.scaled(reward)
+        value = acting.critic(observed)
+        ahead = acting.critic(led_to)
+        advantage = gae(reward, value, ahead, made.terminated, made.truncated, t, gamma, lam)
 
         # Minibatches: all steps of all environments, in an order of every epoch's own
         order = tp.random.permutation(count * steps, domain=(i, e))
@@ -92,9 +109,10 @@ def ppo(
         def minibatch(x: Tensor) -> Tensor:
             together = x[i, 0:count, 0:steps]
             flat = together.reshape((count * steps, *together.shape[2:]))
-            return tp.stop_gradient(flat.take(chosen, axis=0))
+            # One minibatch has all steps, and no order changes what is learned from it.
+            return tp.stop_gradient(flat if minibatches == 1 else flat.take(chosen, axis=0))
 
-        seen, done = minibatch(play.observation), minibatch(action)
+        seen, done = minibatch(observed), minibatch(action)
         A, v_before = minibatch(advantage), minibatch(value)
         G = A + v_before
         if normalise:
@@ -115,9 +133,17 @@ def ppo(
         learner.update(optim.Adam(rate * left, epsilon=1e-5), gradients)
 
         prog.emit("loss", tp.mean(loss[i, 0:E, 0:M]))
-        emit_episodes(prog, made, b, t)
-        for name, parameter in learner.parameters.items():
-            prog.output(name, parameter.final)
+        emit_episodes(prog, made, i)
+        final = learner.final
+        if known is not None:
+            policy = Normalised(policy, env.observation.shape)
+            final = {f"policy.{name}" if name.startswith("policy.") else name: x for name, x in final.items()}
+            final |= {"policy.mean": known.mean.final, "policy.variance": known.variance.final}
+        for name, parameter in final.items():
+            prog.output(name, parameter)
     tensors = {"observation": play.observation, "action": action, "log_prob": p.log_prob(action), "value": value}
     tensors |= {"next_value": ahead, "advantage": advantage, "order": order, "loss": loss, **made._asdict()}
-    return Algorithm(prog, {I: iterations, E: epochs, M: minibatches, B: count, T: steps}, tensors)
+    if so_far is not None:
+        tensors["so_far"] = so_far
+    bounds = {I: iterations, E: epochs, M: minibatches, B: count, T: steps}
+    return Algorithm(prog, bounds, tensors, env, policy, iterations, count * steps)

@@ -36,13 +36,14 @@ def reinforce(
     ``n`` is how many steps returns look ahead, None for all. Emits ``loss``, ``episodes`` and ``episode_return`` in
     every iteration; outputs are the parameters in the end, by name.
     """
+    policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("reinforce") as prog:
         i, I = prog.dim("i")
         b, B = prog.dim("b")
         t, T = prog.dim("t")
         with prog.training(over=i):
-            pi: Any = (policy or Policy(env)).declare(prog, "policy")
-            v: Any = (critic or Critic(env)).declare(prog, "critic")
+            pi: Any = policy.declare(prog, "policy")
+            v: Any = critic.declare(prog, "critic")
 
         play = Rollout(env, over=(i, t), batch=b)
         seen = tp.stop_gradient(play.observation)
@@ -62,8 +63,8 @@ def reinforce(
         optim.Adam(rate).update(parameters, tp.grad(mean, parameters))
 
         prog.emit("loss", mean)
-        emit_episodes(prog, made, b, t)
+        emit_episodes(prog, made, i)
         for name, parameter in parameters.items():
             prog.output(name, parameter.final)
     tensors = {"observation": seen, "action": action, "returns": G, "loss": mean, **made._asdict()}
-    return Algorithm(prog, {I: iterations, B: count, T: steps}, tensors)
+    return Algorithm(prog, {I: iterations, B: count, T: steps}, tensors, env, policy, iterations, count * steps)

@@ -3,8 +3,16 @@
 from tempo.rl.environments.acrobot import Acrobot
 from tempo.rl.environments.cartpole import CartPole
 from tempo.rl.environments.catch import Catch
-from tempo.rl.environments.environment import Box, Discrete, Environment, EnvironmentState, Transition
+from tempo.rl.environments.environment import (
+    Box,
+    Discrete,
+    Environment,
+    EnvironmentState,
+    MultiDiscrete,
+    Transition,
+)
 from tempo.rl.environments.gymnasium import Gymnasium
+from tempo.rl.environments.partly_seen import PartlySeen
 from tempo.rl.environments.pendulum import Pendulum
 from tempo.rl.environments.rollout import Rollout, Steps
 from tempo.rl.environments.synthetic import Synthetic
@@ -18,6 +26,8 @@ __all__ = [
     "Environment",
     "EnvironmentState",
     "Gymnasium",
+    "MultiDiscrete",
+    "PartlySeen",
     "Pendulum",
     "Rollout",
     "Steps",

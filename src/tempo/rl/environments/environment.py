@@ -20,6 +20,13 @@ class Discrete:
 
 
 @dataclass(frozen=True)
+class MultiDiscrete:
+    """Several actions at once, each counted: int32 of shape (n,), action k from 0 to counts[k] - 1."""
+
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Box:
     """Actions of numbers: floats of this shape, from low to high."""
 
@@ -58,7 +65,7 @@ class Environment(ABC):
     """
 
     observation: tp.Spec
-    action: Discrete | Box
+    action: Discrete | MultiDiscrete | Box
 
     def __init__(self, limit: int | None, dtype: Any) -> None:
         self.limit = limit

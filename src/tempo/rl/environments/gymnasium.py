@@ -8,7 +8,8 @@ import numpy as np
 
 import tempo as tp
 from tempo.rl.distributions import Domain
-from tempo.rl.environments.environment import Box, Discrete
+from tempo.rl.environments.environment import Box, Discrete, MultiDiscrete
+from tempo.rl.environments.pieces import Piece, flattened, pieces_of
 
 Tensor = tp.RecurrentTensor
 
@@ -19,15 +20,20 @@ class Gymnasium:
     To be given to ``rl.Rollout``, with a batch dim whose bound is ``count``. Every run of the program starts with a
     reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes. Further
     keywords are those of ``gymnasium.make_vec``.
+
+    An observation that is a dictionary or a tuple becomes one vector of floats; ``pieces(observation)`` are its parts.
     """
 
     observation: tp.Spec
-    action: Discrete | Box
+    action: Discrete | MultiDiscrete | Box
 
     def __init__(self, name: str, count: int, seed: int | None = None, **options: Any) -> None:
         self.name = name
         self.count = count
         self.seed = seed
+        self.options = dict(options)
+        self.frames: list[Any] | None = None
+        """A list, to have a picture of the first environment before every step; None for no pictures."""
         gymnasium = _package()
         # An environment that ends starts again in the same step, and says what it was last: no step is lost.
         same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
@@ -36,12 +42,22 @@ class Gymnasium:
             name, num_envs=count, vectorization_mode=mode, vector_kwargs=same_step, **options
         )
         seen, done = self.envs.single_observation_space, self.envs.single_action_space
-        if seen.shape is None:
+        self._pieces: list[Piece] | None = None
+        if isinstance(seen, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            self._pieces = list(pieces_of(seen))
+            if any(piece.shape is None for piece in self._pieces):
+                raise _unsupported(name, "observations", seen)
+            self.observation = tp.spec((sum(piece.size for piece in self._pieces),))
+        elif seen.shape is None:
             raise _unsupported(name, "observations", seen)
-        self.observation = tp.spec(seen.shape, "int32" if seen.dtype == np.int64 else seen.dtype)
+        else:
+            self.observation = tp.spec(seen.shape, "int32" if seen.dtype == np.int64 else seen.dtype)
         if isinstance(done, gymnasium.spaces.Discrete):
             self.action = Discrete(int(done.n))
-            self._first_action = int(done.start)
+            self._first_action = done.start
+        elif isinstance(done, gymnasium.spaces.MultiDiscrete) and done.nvec.ndim == 1:
+            self.action = MultiDiscrete(tuple(int(n) for n in done.nvec))
+            self._first_action = done.start
         elif isinstance(done, gymnasium.spaces.Box):
             self.action = Box(done.shape, float(done.low.min()), float(done.high.max()))
             self._limits = done.low, done.high
@@ -60,31 +76,80 @@ class Gymnasium:
 
         def reset() -> Any:
             observation, _ = self.envs.reset(seed=self.seed)
-            return np.asarray(observation, self.observation.dtype)
+            return self._array(observation)
 
         first: Tensor = tp.host(reset, out=self.observation, batch=dims)
         return first
 
     def step(self, action: Tensor, sequence: Domain, batch: Domain) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The observation to act on next, what the step led to, reward, terminated and truncated."""
-        dtype = self.observation.dtype
 
         def step(actions: Any) -> Any:
-            if isinstance(self.action, Discrete):
+            if not isinstance(self.action, Box):
                 actions = actions.astype(np.int64) + self._first_action
             else:
                 actions = np.clip(actions.reshape(-1, *self.action.shape), *self._limits)
+            if self.frames is not None:
+                self.frames.append(np.asarray(self.envs.render()[0]))
             observation, reward, terminated, truncated, info = self.envs.step(actions)
-            reached = np.array(observation, dtype)
+            seen = self._array(observation)
+            reached = seen.copy()
             for n in np.flatnonzero(terminated | truncated):
-                reached[n] = info["final_obs"][n]
-            return np.asarray(observation, dtype), reached, reward.astype(np.float32), terminated, truncated
+                last = info["final_obs"][n]
+                reached[n] = last if self._pieces is None else flattened(last, self._pieces)[0]
+            return seen, reached, reward.astype(np.float32), terminated, truncated
 
         out = [self.observation, self.observation, tp.spec(), tp.spec((), "bool"), tp.spec((), "bool")]
         results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = tp.host(
             step, action, out=out, sequence=_dims(sequence), batch=_dims(batch)
         )
         return results
+
+    def pieces(self, observation: Tensor) -> dict[str, Tensor]:
+        """The parts of an observation (..., size) that is a dictionary or a tuple, by name: (..., *shape), float32.
+
+        Parts of parts have names such as ``"arm.angle"``, those of tuples numbers. One that counts is one-hot.
+        """
+        if self._pieces is None:
+            raise tp.errors.ProgramError(
+                f"the observations of {self.name} are not put together of pieces",
+                places=[("here", tp.errors.user_line())],
+                hint="only those that are dictionaries or tuples are",
+            )
+        ends = [sum(piece.size for piece in self._pieces[:n]) for n in range(1, len(self._pieces))]
+        leading = observation.shape[:-1]
+        parts = tp.split(observation, ends, axis=-1)
+        return {p.name: x.reshape((*leading, *p.shape)) for p, x in zip(self._pieces, parts, strict=True)}
+
+    def copies(self, count: int, seed: int | None = None, **options: Any) -> Gymnasium:
+        """So many other environments of the same kind."""
+        return Gymnasium(self.name, count, seed, **{**self.options, **options})
+
+    def state(self) -> bytes:
+        """What the environments remember, random numbers included, for ``restore``."""
+        import cloudpickle  # comes with Gymnasium
+
+        try:
+            data: bytes = cloudpickle.dumps(self.envs)
+        except Exception as error:
+            raise tp.errors.CheckpointError(
+                f"the environments {self.name} cannot be saved: {error}",
+                hint="environments in processes of their own cannot; use vectorization_mode='sync'",
+            ) from error
+        return data
+
+    def restore(self, data: bytes) -> None:
+        """Let the environments be as they were when ``state`` was called. The data is code: trust where it is from."""
+        import cloudpickle
+
+        self.envs.close()
+        self.envs = cloudpickle.loads(data)
+
+    def _array(self, observations: Any) -> Any:
+        """What all environments see, as one array."""
+        if self._pieces is not None:
+            return flattened(observations, self._pieces)
+        return np.asarray(observations, self.observation.dtype)
 
     def close(self) -> None:
         """End the environments, and processes that they run in."""
