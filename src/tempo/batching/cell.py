@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -60,17 +60,59 @@ class Trace:
     auxiliary: bool = False
     """Whether it is no cell of the user's, or only what was taken out of one."""
 
+    @cached_property
+    def has_indices(self) -> bool:
+        """Whether something is read at indices, which could be out of range."""
+        nodes, stack = set(self.outputs), list(self.outputs)
+        while stack:
+            for edge in stack.pop().edges:
+                if edge.node not in nodes:
+                    nodes.add(edge.node)
+                    stack.append(edge.node)
+        return any(node.op.name in INDEXED for node in nodes)
+
     def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for one instance."""
-        values = {
-            node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
-        }
-        return tuple(_value(node, values) for node in self.outputs)
+        return self._evaluated(parameters, arguments)[0]
 
     def batched(self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for ``width`` instances at once, all with the same parameters."""
-        batch = jax.vmap(self, in_axes=(None, 0), axis_size=width)
-        return tuple(batch(tuple(parameters), tuple(arguments)))
+        return self.checked(width, parameters, arguments)[0]
+
+    def checked(
+        self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]
+    ) -> tuple[tuple[Array, ...], Array | None]:
+        """The results, and which instances have an index that is out of range (None if there are no indices)."""
+        batch = jax.vmap(self._evaluated, in_axes=(None, 0), axis_size=width)
+        results, bad = batch(tuple(parameters), tuple(arguments))
+        return results, bad
+
+    def _evaluated(
+        self, parameters: Sequence[Array], arguments: Sequence[Array]
+    ) -> tuple[tuple[Array, ...], Array | None]:
+        values = {
+            node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
+        }
+        results = tuple([_value(node, values) for node in self.outputs])
+        return results, _out_of_range(values)
+
+
+INDEXED = ("take", "take_along_axis", "scatter_add", "scatter_add_along_axis")
+"""Primitives whose second operand are indices."""
+
+
+def _out_of_range(values: dict[Node, Array]) -> Array | None:
+    """Whether some index among computed nodes is out of range."""
+    bad = None
+    for node in values:
+        if node.op.name in INDEXED:
+            source, indices = node.edges[0], values[node.edges[1].node]
+            size = int(source.shape[node.attributes["axis"]])
+            # In unsigned numbers, negative indices would be large ones.
+            signed = indices.astype(np.int32)
+            here = jnp.any((signed < -size) | (signed >= size))
+            bad = here if bad is None else bad | here
+    return bad
 
 
 def _value(node: Node, values: dict[Node, Array]) -> Array:
@@ -144,8 +186,12 @@ def cell(body: Callable[..., Any], name: str | None = None) -> Cell:
     return Cell(body, name)
 
 
-def as_array(leaf: Any, name: str) -> np.ndarray[Any, Any]:
-    """An argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
+_NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+_NARROW[np.dtype(np.uint64)] = np.dtype(np.uint32)
+
+
+def kind_of(leaf: Any, name: str) -> Kind:
+    """The kind of an argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
         raise DtypeError(
@@ -154,8 +200,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray[Any, Any]:
             hint="arguments are arrays, numbers, results of cells, or tuples, lists and dicts of these; "
             "what is the same for all calls belongs into the cell",
         )
-    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
-    return array.astype(narrow.get(array.dtype, array.dtype), copy=False)
+    return kind(array.shape, _NARROW.get(array.dtype, array.dtype))
 
 
 def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:

@@ -12,12 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tempo.batching.kernels import Store
 from tempo.batching.recording import Recorder, Value, current, use
+
+if TYPE_CHECKING:
+    from tempo.batching.batched import Errors
 
 
 class _Cancelled(BaseException):
@@ -37,7 +39,8 @@ class _Fiber:
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
-        self.go = threading.Semaphore(0)
+        self.go = threading.Lock()
+        self.go.acquire()
         self.thread = threading.Thread(target=self._body, daemon=True)
 
     def _body(self) -> None:
@@ -62,24 +65,30 @@ class _Fiber:
 
 
 class Fibers:
-    """The instances of one mini-batch; ``flush`` computes everything that is recorded, into ``store``."""
+    """The instances of one mini-batch; ``flush`` computes everything that is recorded, ``fetch`` gives values then."""
 
-    def __init__(self, recorder: Recorder, flush: Callable[[], None], store: Store) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        flush: Callable[[], None],
+        fetch: Callable[[Sequence[Value]], list[np.ndarray[Any, Any]]],
+    ) -> None:
         self.recorder = recorder
         self.flush = flush
-        self.store = store
-        self.back = threading.Semaphore(0)
+        self.fetch = fetch
+        self.back = threading.Lock()
+        self.back.acquire()
         self.cancelled = False
         self.all: list[_Fiber] = []
         self.ready: deque[_Fiber] = deque()
         self.running: _Fiber | None = None
 
-    def run(self, model: Callable[[Any], Any], instances: Sequence[Any]) -> list[Any]:
+    def run(self, model: Callable[[Any], Any], instances: Sequence[Any], errors: Errors) -> list[Any]:
         """The model's results for all instances."""
         from tempo.batching.batched import run_one
 
         self.recorder.fibers = self
-        fibers = [self._start(partial(run_one, model, instance, n)) for n, instance in enumerate(instances)]
+        fibers = [self._start(partial(run_one, model, instance, n, errors)) for n, instance in enumerate(instances)]
         try:
             self._rounds()
         finally:
@@ -103,6 +112,9 @@ class Fibers:
         parent.children = len(children)
         if children:
             parent.pause()
+        for child in children:
+            if child.error is not None:
+                raise child.error
         return [child.result for child in children]
 
     def _start(self, function: Callable[[], Any], parent: _Fiber | None = None) -> _Fiber:
@@ -118,7 +130,7 @@ class Fibers:
             while self.ready:
                 fiber = self.ready.popleft()
                 self._switch(fiber)
-                if fiber.error is not None:
+                if fiber.error is not None and fiber.parent is None:
                     raise fiber.error
                 if fiber.done and fiber.parent is not None:
                     fiber.parent.children -= 1
@@ -130,7 +142,7 @@ class Fibers:
                 return
             self.flush()
             values = [fiber.waits_for for fiber in waiting if fiber.waits_for is not None]
-            for fiber, found in zip(waiting, self.store.rows(values), strict=True):
+            for fiber, found in zip(waiting, self.fetch(values), strict=True):
                 fiber.waits_for, fiber.found = None, found
             self.ready.extend(waiting)
 
@@ -157,6 +169,8 @@ def parallel(*functions: Callable[[], Any]) -> list[Any]:
     values, an instance waits; its parallel functions then wait together.
     """
     recorder = current()
-    if recorder is None or recorder.fibers is None:
+    fibers = getattr(recorder, "fibers", None)
+    if fibers is None:
         return [function() for function in functions]
-    return recorder.fibers.parallel(functions)
+    found: list[Any] = fibers.parallel(functions)
+    return found

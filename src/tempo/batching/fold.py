@@ -15,8 +15,9 @@ from jax import lax, tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
 from tempo.batching.forest import Forest, layout
-from tempo.batching.kernels import padded_width, pulled
+from tempo.batching.kernels import pulled
 from tempo.batching.parameters import Parametrised
+from tempo.batching.planning import padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any

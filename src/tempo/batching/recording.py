@@ -1,63 +1,50 @@
-"""Calls of cells, recorded while a model runs, and the order in which they are made.
+"""Calls of cells, recorded while a model runs.
+
+Calls of one cell with arguments of one form are a *stream*: a column for every argument, to which a call adds what it
+was given: data, or the number of a result. Every result of a mini-batch has a number. So a call costs little Python,
+and everything after it is computed with NumPy, for a stream at once.
 
 Two calls can be one launch if they have the same cell, kinds of arguments and level. Levels are counted within a
 *phase*: cells that depend on each other's results, directly or around some corners, are one phase, and phases follow
 each other as their dependences say. So a classifier behind a recurrence is one launch for all of its calls, at
 whatever depth their arguments were made, and so is what only prepares arguments. Within a phase a call's level is one
 more than the highest among its arguments' (in a tree: its height).
-
-An argument that is a result of a cell in one call and data in another (the state before the first step) would keep
-these calls apart. Such data are put into an arena first, by the cell ``data``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax import tree_util
 
-from tempo.batching.cell import Cell, Kind, Trace, as_array, cell, kind
+from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
-    from tempo.batching.hoisting import Hoisting
-
-
-class Call:
-    """One recorded call; ``rows`` are where its results are, once they are computed, each in the arena of its kind."""
-
-    __slots__ = ("arguments", "level", "phase", "rows", "trace")
-
-    def __init__(self, trace: Trace, arguments: list[Any]) -> None:
-        self.trace = trace
-        self.arguments = arguments
-        self.phase = self.level = 0
-        self.rows: tuple[int, ...] | None = None
 
 
 class Value:
     """A result of a cell: a tensor that is computed later, together with those of other instances.
 
-    Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``, ``np.asarray(v)``) makes this instance wait until it is.
+    Operators on it are recorded, too, each as a small cell. Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``,
+    ``np.asarray(v)``) makes this instance wait until it is computed.
     """
 
-    __slots__ = ("call", "position", "recorder")
+    __slots__ = ("kind", "level", "number", "stream")
 
-    def __init__(self, call: Call, position: int, recorder: Recorder) -> None:
-        self.call = call
-        self.position = position
-        self.recorder = recorder
-
-    @property
-    def kind(self) -> Kind:
-        return self.call.trace.results[self.position]
+    def __init__(self, stream: Stream, kind: Kind, number: int, level: int) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.number = number
+        self.level = level
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +56,7 @@ class Value:
 
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        return self.recorder.read(self)
+        return self.stream.recorder.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.read(), dtype)
@@ -99,86 +86,226 @@ class Value:
         return self.read() >= other
 
     def __repr__(self) -> str:
-        return f"<{self.kind} of cell {self.call.trace.cell.name}>"
+        return f"<{self.kind} of cell {self.stream.trace.cell.name}>"
 
-    def _compute(self, *_: Any) -> Any:
-        raise ProgramError(
-            f"{self!r} is computed with outside of a cell",
-            places=[("here", user_line())],
-            hint="what is computed from results of cells belongs into a cell: write a function, with @tp.cell",
-        )
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        for part in parts:
+            if not isinstance(part, int | slice | type(None) | type(...)):
+                raise ProgramError(
+                    f"{self!r} is indexed with {part!r}",
+                    places=[("here", user_line())],
+                    hint="outside of a cell an index is made of numbers and slices; inside, tp.take takes any",
+                )
+        # Slices cannot be hashed before Python 3.12.
+        key = tuple(("slice", p.start, p.stop, p.step) if isinstance(p, slice) else p for p in parts)
+        return self.stream.recorder.call(_item(key), (self,), {})
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _compute
-    __matmul__ = __rmatmul__ = __neg__ = __pow__ = __getitem__ = _compute
-    __iter__ = None
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self!r} has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(len(self)))
+
+    def __neg__(self) -> Any:
+        return self.stream.recorder.call(_operator("neg"), (self,), {})
+
+    def __abs__(self) -> Any:
+        return self.stream.recorder.call(_operator("abs"), (self,), {})
+
     __array_ufunc__ = None
 
 
-class Recorder:
-    """What the instances of one mini-batch have called so far, and not computed yet."""
+def _binary(name: str) -> None:
+    """Let ``Value`` have an operator, and its reflection."""
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
+    def there(self: Value, other: Any) -> Any:
+        return self.stream.recorder.call(_operator(name), (self, other), {})
+
+    def back(self: Value, other: Any) -> Any:
+        return self.stream.recorder.call(_operator(name), (other, self), {})
+
+    setattr(Value, f"__{name}__", there)
+    setattr(Value, f"__r{name}__", back)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _binary(_name)
+
+
+@cache
+def _operator(name: str) -> Cell:
+    return cell(getattr(operator, name), name=name)
+
+
+@cache
+def _item(parts: tuple[Any, ...]) -> Cell:
+    index = tuple(slice(*part[1:]) if isinstance(part, tuple) else part for part in parts)
+    return cell(lambda x: x.space[index], name="item")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Data:
+    """Stands for data of one kind in the form of a call's arguments."""
+
+    kind: Kind
+
+
+@cache
+def _data(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Data | None:
+    return Data(kind_of(np.empty(shape, dtype), "")) if dtype.kind in "biuf" else None
+
+
+class Stream:
+    """Calls of one cell with arguments of one form: ``columns`` are what they were given, ``bases`` the numbers of
+    their first results."""
+
+    __slots__ = (
+        "bases",
+        "columns",
+        "flat",
+        "is_value",
+        "levels",
+        "needs",
+        "phase",
+        "recorder",
+        "results",
+        "size",
+        "trace",
+    )
+
+    def __init__(self, recorder: Recorder, trace: Trace, is_value: tuple[bool, ...]) -> None:
+        self.recorder = recorder
+        self.trace = trace
+        self.is_value = is_value
+        self.results = trace.results
+        self.size = len(trace.results)
+        leaf = tree_util.tree_structure(0)
+        several = tree_util.tree_structure((0,) * self.size)
+        self.flat = 0 if trace.structure == leaf else 1 if trace.structure == several else 2
+        """Whether the results are one tensor (0), a tuple of them (1), or something else (2)."""
+        self.needs, self.phase = recorder.phases.join(trace)
+        self.clear()
+
+    def clear(self) -> None:
+        self.columns: list[list[Any]] = [[] for _ in self.is_value]
+        self.bases: list[int] = []
+        self.levels: list[int] = []
+
+
+class Recorder:
+    """What the instances of one mini-batch have called so far; results from ``computed`` on are not computed yet."""
+
+    def __init__(self, cells: Iterable[Cell], phases: Phases) -> None:
         self.cells = set(cells)
-        self.traces: dict[Any, Trace] = {}
-        self.pending: list[Call] = []
+        self.phases = phases
+        self.streams: dict[Any, Stream] = {}
+        self.count = 0
+        self.computed = 0
+        self.stale = False
+        """Whether phases have changed since calls were given their levels."""
+        self.starts: list[tuple[int, int]] = []
+        """From which number on results are an instance's."""
         self.fibers: Fibers | None = None
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, structure = tree_util.tree_flatten((args, kwargs))
-        arguments = []
-        kinds = []
-        for leaf in leaves:
-            if type(leaf) is not Value:
-                leaf = as_array(leaf, cell.name)
-                kinds.append(kind(leaf.shape, leaf.dtype))
-            elif leaf.recorder is self:
-                kinds.append(leaf.call.trace.results[leaf.position])
+        # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.
+        form: list[Any] = [cell]
+        leaves: list[Any] = []
+        known = not kwargs
+        for arg in args:
+            what = type(arg)
+            if what is Value:
+                form.append(arg.kind)
+                leaves.append(arg)
+            elif what is int or what is float:
+                form.append(what)
+                leaves.append(arg)
+            elif what is tuple:
+                form.append(len(arg))
+                for part in arg:
+                    if type(part) is Value:
+                        form.append(part.kind)
+                        leaves.append(part)
+                    else:
+                        known = False
+            elif what is np.ndarray:
+                form.append(_data(arg.shape, arg.dtype))
+                leaves.append(arg)
+                known = known and form[-1] is not None
             else:
-                raise ProgramError(
-                    f"cell {cell.name}: {leaf!r} is of another mini-batch",
-                    places=[("here", user_line())],
-                    hint="do not keep results of cells from one mini-batch to the next",
-                )
-            arguments.append(leaf)
-        key = (cell, structure, tuple(kinds))
-        trace = self.traces.get(key)
-        if trace is None:
+                known = False
+        stream = self.streams.get(tuple(form)) if known else None
+        if stream is None:
+            stream, leaves = self._stream(cell, args, kwargs, tuple(form) if known else None)
+        level = 0
+        phase = stream.phase
+        for column, leaf in zip(stream.columns, leaves, strict=True):
+            if type(leaf) is Value:
+                other = leaf.stream
+                number = leaf.number
+                if other.recorder is not self:
+                    raise _kept(cell, leaf)
+                column.append(number)
+                if number >= self.computed:
+                    if other.trace not in stream.needs:
+                        self._connect(stream, other)
+                        phase = stream.phase
+                    if other.phase == phase and leaf.level >= level:
+                        level = leaf.level + 1
+            else:
+                column.append(leaf)
+        base = self.count
+        stream.bases.append(base)
+        stream.levels.append(level)
+        self.count = base + stream.size
+        if stream.flat == 0:
+            return Value(stream, stream.results[0], base, level)
+        values = [Value(stream, kind, base + n, level) for n, kind in enumerate(stream.results)]
+        return tuple(values) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, values)
+
+    def _stream(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any], form: Any) -> tuple[Stream, list[Any]]:
+        """The stream of a call, and its arguments as a list."""
+        leaves, structure = tree_util.tree_flatten((args, kwargs))
+        is_value = tuple([type(leaf) is Value for leaf in leaves])
+        kinds = tuple([leaf.kind if type(leaf) is Value else kind_of(leaf, cell.name) for leaf in leaves])
+        form = (cell, structure, is_value, kinds) if form is None else form
+        stream = self.streams.get(form)
+        if stream is None:
             if cell.module is not None and cell not in self.cells:
                 raise ProgramError(
                     f"cell {cell.name} has parameters, and is not among the cells of this model",
                     places=[("here", user_line())],
                     hint=f'name it: tp.batch(model, cells={{"{cell.name}": ...}})',
                 )
-            trace = self.traces[key] = cell.trace(structure, tuple(kinds))
-        call = Call(trace, arguments)
-        self.pending.append(call)
-        results = [Value(call, n, self) for n in range(len(trace.results))]
-        return tree_util.tree_unflatten(trace.structure, results)
+            stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value)
+        return stream, leaves
+
+    def _connect(self, stream: Stream, other: Stream) -> None:
+        self.phases.connect(stream.trace, other.trace)
+        self.stale = True
+        for one in self.streams.values():
+            one.phase = self.phases.number[one.trace]
 
     def read(self, value: Value) -> np.ndarray[Any, Any]:
         if self.fibers is None:
             raise Reading
         return self.fibers.read(value)
 
-    def take(self, groups: Groups, hoisting: Hoisting) -> list[Call]:
-        """What is recorded, from now on no longer pending: what need not wait for a recursion is taken out of it, and
-        data are put into arenas where ``groups`` says so."""
-        calls, self.pending = self.pending, []
-        calls = hoisting.apply(calls, self)
-        for call in calls:
-            groups.see(call)
-        put: dict[int, Value] = {}
-        for call in calls:
-            for n, gathered in enumerate(groups[call.trace].gathered):
-                leaf = call.arguments[n]
-                if gathered and type(leaf) is not Value:
-                    if id(leaf) not in put:
-                        put[id(leaf)] = Value(Call(_data(call.trace.arguments[n]), [leaf]), 0, self)
-                    call.arguments[n] = put[id(leaf)]
-        data = [value.call for value in put.values()]
-        for call in data:
-            groups.see(call)
-        return data + calls
+    def instance(self, number: int) -> int | None:
+        """The instance that a result is of, where instances were recorded one after another."""
+        found = [instance for start, instance in self.starts if start <= number]
+        return found[-1] if found else None
+
+
+def _kept(cell: Cell, leaf: Value) -> ProgramError:
+    return ProgramError(
+        f"cell {cell.name}: {leaf!r} is of another mini-batch",
+        places=[("here", user_line())],
+        hint="do not keep results of cells from one mini-batch to the next",
+    )
 
 
 class Reading(BaseException):
@@ -186,85 +313,34 @@ class Reading(BaseException):
 
 
 @cache
-def _data(kind: Kind) -> Trace:
+def data_trace(kind: Kind) -> Trace:
     """The cell that puts data into an arena, as they are."""
     _, structure = tree_util.tree_flatten(((0,), {}))
     return dataclasses.replace(cell(lambda x: x, name="data").trace(structure, (kind,)), auxiliary=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """What kernels are made for."""
+@dataclass
+class Phases:
+    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
 
-    trace: Trace
-    gathered: tuple[bool, ...]
-    """Per argument whether it is a row of an arena."""
+    needs: dict[Trace, set[Trace]] = field(default_factory=dict)
+    number: dict[Trace, int] = field(default_factory=dict)
 
+    def join(self, trace: Trace) -> tuple[set[Trace], int]:
+        if trace not in self.needs:
+            self.needs[trace] = set()
+            self._count()
+        return self.needs[trace], self.number[trace]
 
-class Groups(dict[Trace, Group]):
-    """How every cell gets its arguments: what was a row of an arena in some call is one in all calls after it."""
+    def connect(self, trace: Trace, other: Trace) -> None:
+        self.needs[trace].add(other)
+        self._count()
 
-    def see(self, call: Call) -> None:
-        group = self.get(call.trace)
-        if group is None:
-            group = self[call.trace] = Group(call.trace, (False,) * len(call.arguments))
-        for n, leaf in enumerate(call.arguments):
-            if type(leaf) is Value and not group.gathered[n]:
-                gathered = (*group.gathered[:n], True, *group.gathered[n + 1 :])
-                group = self[call.trace] = Group(call.trace, gathered)
+    def is_recursive(self, trace: Trace) -> bool:
+        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
 
-
-_local = threading.local()
-
-
-def use(recorder: Recorder | None) -> None:
-    """Let this thread's calls of cells be recorded there."""
-    _local.recorder = recorder
-
-
-def recorder(cell: Cell) -> Recorder:
-    found: Recorder | None = getattr(_local, "recorder", None)
-    if found is None:
-        raise ProgramError(
-            f"cell {cell.name} is called outside of a batched model",
-            places=[("here", user_line())],
-            hint="batched = tp.batch(model), then batched([instance, ...])",
-        )
-    return found
-
-
-def current() -> Recorder | None:
-    found: Recorder | None = getattr(_local, "recorder", None)
-    return found
-
-
-def launches(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """Pending calls, those together that can be one launch, in an order in which they can be made."""
-    before = needs(calls)
-    phase = {trace: n for n, traces in enumerate(phases(before)) for trace in traces}
-    order = {trace: n for n, trace in enumerate(before)}
-    levels: dict[tuple[int, int, int], list[Call]] = {}
-    for call in calls:  # recorded after its arguments
-        call.phase = phase[call.trace]
-        level = 0
-        for leaf in call.arguments:
-            if type(leaf) is Value and leaf.call.rows is None and leaf.call.phase == call.phase:
-                level = max(level, leaf.call.level + 1)
-        call.level = level
-        levels.setdefault((call.phase, level, order[call.trace]), []).append(call)
-    for key in sorted(levels):
-        yield levels[key]
-
-
-def needs(calls: Sequence[Call]) -> dict[Trace, set[Trace]]:
-    """Whose results every cell needs that are not computed yet."""
-    before: dict[Trace, set[Trace]] = {}
-    for call in calls:
-        own = before.setdefault(call.trace, set())
-        for leaf in call.arguments:
-            if type(leaf) is Value and leaf.call.rows is None:
-                own.add(leaf.call.trace)
-    return before
+    def _count(self) -> None:
+        self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
 
 
 def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
@@ -291,6 +367,34 @@ def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
     for trace in before:
         if trace not in number:
             visit(trace)
+    return found
+
+
+class _Local(threading.local):
+    recorder: Any = None
+
+
+_local = _Local()
+
+
+def use(recorder: Any) -> None:
+    """Let this thread's calls of cells be recorded there."""
+    _local.recorder = recorder
+
+
+def recorder(cell: Cell) -> Recorder:
+    found: Recorder | None = _local.recorder
+    if found is None:
+        raise ProgramError(
+            f"cell {cell.name} is called outside of a batched model",
+            places=[("here", user_line())],
+            hint="batched = tp.batch(model), then batched([instance, ...])",
+        )
+    return found
+
+
+def current() -> Recorder | None:
+    found: Recorder | None = _local.recorder
     return found
 
 
