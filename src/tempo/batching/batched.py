@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ class Statistics:
     """How many kernels had to be compiled for it."""
     dispatches: int
     """How many compiled functions Python called for it: launches of one cell and width in a row are one loop."""
+    seconds: Mapping[str, float]
+    """What the host did: ``model`` (running it, which records calls), ``plan``, ``launch`` (calling compiled functions,
+    forwards) and ``fetch`` (waiting for results, and copying them)."""
 
     @property
     def width(self) -> float:
@@ -73,11 +77,12 @@ class Batched(Parametrised):
     def __init__(self, model: Callable[[Any], Any], cells: Mapping[str, Cell], seed: int = 0) -> None:
         super().__init__(cells, seed)
         self.model = model
-        self.statistics = Statistics(0, 0, 0, 0, 0, 0)
+        self.statistics = Statistics(0, 0, 0, 0, 0, 0, {})
         self._kernels = Kernels()
         self._planner = Planner()
         self._phases = Phases()
         self._eager = Eager()
+        self._idle: Arenas = {}
         self._reads = False
 
     @property
@@ -98,6 +103,7 @@ class Batched(Parametrised):
         replaced(run.results, values.append)
         arrays = iter(run.fetch(values))
         results: list[Any] = replaced(run.results, lambda value: next(arrays))
+        run.store.give_back()
         return results
 
     def one_by_one(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
@@ -155,6 +161,7 @@ class Batched(Parametrised):
         gradients = run.backward(flows)
         total = float(np.sum(run.fetch(losses), dtype=np.float64)) / len(instances)
         self._count(run)
+        run.store.give_back()
         if inputs is None:
             return total, gradients
         found = iter(run.flowed(wanted, flows))
@@ -174,6 +181,7 @@ class Batched(Parametrised):
         given = self.given(parameters)
         instances = list(instances)
         programs = self.programs
+        start = time.perf_counter()
         with _no_collections():
             run = _Run(self, given, len(instances), programs, wanted)
             if not self._reads:
@@ -185,6 +193,7 @@ class Batched(Parametrised):
                     run = _Run(self, given, len(instances), programs, wanted)
             if self._reads:
                 run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+            run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
             run.flush()
         self._count(run)
         return run
@@ -198,6 +207,7 @@ class Batched(Parametrised):
             sum(one.width * one.launches for one in of_cells),
             self.programs - run.programs,
             run.dispatches,
+            run.seconds,
         )
 
 
@@ -230,10 +240,11 @@ class _Run:
         self.instances = instances
         self.programs = programs
         self.recorder = Recorder(batched.cells.values(), batched._phases)
-        self.store = Store(batched._planner.capacities)
+        self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
         self.runs: list[Run] = []
         self.dispatches = 0
+        self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
         self.results: list[Any] = []
         self.unchecked: dict[int, Lanes] = {}
         """Lanes whose indices nobody has looked at yet."""
@@ -249,16 +260,21 @@ class _Run:
 
     def flush(self) -> None:
         """Compute everything that is recorded."""
+        start = time.perf_counter()
         planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put)
         self.store.make_room()
+        launching = time.perf_counter()
         for run in planned:
             self.dispatches += self.batched._kernels.forward(run, self._own(run), self.store.arenas)
             if run.lanes.group.trace.has_indices:
                 self.unchecked[id(run.lanes)] = run.lanes
         self.runs += planned
+        self.seconds["plan"] += launching - start
+        self.seconds["launch"] += time.perf_counter() - launching
 
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
         """Computed values, all indices having been in range."""
+        start = time.perf_counter()
         found = self.store.fetch(values)
         for lanes in self.unchecked.values():
             fault = int(np.asarray(lanes.status)[1])
@@ -270,6 +286,7 @@ class _Run:
                     hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
                 )
         self.unchecked = {}
+        self.seconds["fetch"] += time.perf_counter() - start
         return found
 
     def backward(self, flows: Arenas) -> dict[str, Array]:

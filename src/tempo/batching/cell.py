@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -143,6 +144,14 @@ def _attribute(value: Any) -> Any:
     return value
 
 
+class _Local(threading.local):
+    recorder: Any = None
+
+
+local = _Local()
+"""Where this thread's calls of cells are recorded."""
+
+
 @dataclass(eq=False)
 class Cell:
     """A function of one instance's tensors, with its parameters: one kernel where it is called for many instances.
@@ -157,9 +166,21 @@ class Cell:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call: the results are ``Value``s."""
-        from tempo.batching.recording import recorder
-
-        return recorder(self).call(self, args, kwargs)
+        recorder = local.recorder
+        if recorder is None:
+            raise ProgramError(
+                f"cell {self.name} is called outside of a batched model",
+                places=[("here", user_line())],
+                hint="batched = tp.batch(model), then batched([instance, ...])",
+            )
+        if not kwargs:
+            # Most calls look like the one before.
+            record = recorder.fast.get(self)
+            if record is not None:
+                found = record(args)
+                if found is not None:
+                    return found
+        return recorder.call(self, args, kwargs)
 
     @property
     def module(self) -> tp.nn.Module | None:

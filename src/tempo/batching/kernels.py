@@ -36,6 +36,8 @@ class Store:
     """The arenas of one mini-batch."""
 
     capacities: dict[Any, int]
+    idle: Arenas
+    """Those of an earlier mini-batch: what they hold does not matter, and new ones would have to be cleared."""
     rows: Rows = field(default_factory=Rows)
     arenas: Arenas = field(default_factory=dict)
 
@@ -47,9 +49,18 @@ class Store:
             self.capacities[kind] = wanted
             arena = self.arenas.get(kind)
             if arena is None:
+                arena = self.idle.pop(kind, None)
+                if arena is not None and len(arena) == wanted:
+                    self.arenas[kind] = arena
+                    continue
                 self.arenas[kind] = jnp.zeros((wanted, *kind.shape), kind.dtype)
             elif len(arena) < wanted:
                 self.arenas[kind] = jnp.pad(arena, [(0, wanted - len(arena))] + [(0, 0)] * len(kind.shape))
+
+    def give_back(self) -> None:
+        """Let a later mini-batch have the arenas."""
+        self.idle.update(self.arenas)
+        self.arenas = {}
 
     def fetch(self, values: Sequence[Value], arenas: Arenas | None = None) -> list[np.ndarray[Any, Any]]:
         """Computed values as NumPy's arrays, fetched together."""
@@ -191,7 +202,9 @@ def _arguments(
     found = []
     for kind, gathered in zip(group.trace.arguments, group.gathered, strict=True):
         if gathered:
-            found.append(arenas[kind].at[rows[line]].get(mode="promise_in_bounds"))
+            # Rows as vectors: twice as fast on a CPU.
+            flat = arenas[kind].reshape(len(arenas[kind]), -1)
+            found.append(flat.at[rows[line]].get(mode="promise_in_bounds").reshape(width, *kind.shape))
             line += 1
         else:
             found.append(lax.dynamic_slice_in_dim(next(rest), cursor, width, 0))

@@ -20,7 +20,7 @@ import numpy as np
 
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.hoisting import Hoisting
-from tempo.batching.recording import Recorder, Stream, Value, data_trace
+from tempo.batching.recording import STRIDE, Recorder, Stream, Value, data_trace
 
 Array = Any
 
@@ -154,35 +154,70 @@ class Planner:
 def _taken(recorder: Recorder) -> list[Calls]:
     streams = [stream for stream in recorder.streams.values() if stream.bases]
     if recorder.stale:
-        _relevel(streams, recorder.computed)
+        _align(streams, recorder)
         recorder.stale = False
     calls = []
     for stream in streams:
         columns: list[Any] = [
-            np.array(column, np.int32) if is_value else column
+            np.array(column, np.int32) if is_value else list(column)
             for column, is_value in zip(stream.columns, stream.is_value, strict=True)
         ]
-        levels, bases = np.array(stream.levels, np.int32), np.array(stream.bases, np.int32)
+        levels, bases = np.array(stream.levels, np.int64), np.array(stream.bases, np.int32)
         calls.append(Calls(stream.trace, 2 * stream.phase + 1, levels, bases, columns, stream.is_value))
         stream.clear()
     return calls
 
 
-def _relevel(streams: Sequence[Stream], computed: int) -> None:
-    """Count the levels again, since phases turned out to be others."""
+def _align(streams: Sequence[Stream], recorder: Recorder) -> None:
+    """Count the levels again, since phases turned out to be others, with the anchors that make the fewest launches:
+    from now on calls are recorded with them."""
+    anchors = recorder.phases.anchors
+    together: dict[int, dict[Trace, None]] = {}
+    for stream in streams:
+        together.setdefault(stream.phase, {})[stream.trace] = None
+    anchors.difference_update(*together.values())
     order = sorted((base, n, k) for n, stream in enumerate(streams) for k, base in enumerate(stream.bases))
+    for phase, traces in together.items():
+        if len(traces) > 1:
+            fewest = _levels(streams, order, recorder.computed, anchors, phase)
+            for trace in traces:
+                count = _levels(streams, order, recorder.computed, anchors - set(traces) | {trace}, phase)
+                if count < fewest:
+                    fewest = count
+                    anchors.difference_update(traces)
+                    anchors.add(trace)
+    _levels(streams, order, recorder.computed, anchors, None)
+    for stream in recorder.streams.values():
+        stream.anchor = stream.trace in anchors
+
+
+def _levels(
+    streams: Sequence[Stream],
+    order: Sequence[tuple[int, int, int]],
+    computed: int,
+    anchors: set[Trace],
+    only: int | None,
+) -> int:
+    """Count the levels of all streams, or of one phase's: how many launches there are."""
     found: dict[int, tuple[int, int]] = {}
+    launches = set()
     for base, n, k in order:
         stream = streams[n]
+        if only is not None and stream.phase != only:
+            continue
         level = 0
         for column, is_value in zip(stream.columns, stream.is_value, strict=True):
             if is_value and column[k] >= computed:
-                phase, below = found[column[k]]
+                phase, below = found.get(column[k], (-1, 0))
                 if phase == stream.phase:
                     level = max(level, below + 1)
+        if stream.trace in anchors:
+            level = -(-level // STRIDE) * STRIDE
         stream.levels[k] = level
+        launches.add((stream.trace, level))
         for position in range(stream.size):
             found[base + position] = stream.phase, level
+    return len(launches)
 
 
 @dataclass
@@ -227,7 +262,7 @@ class Put:
         for kind, (data, bases) in new.items():
             trace = data_trace(kind)
             groups.see(trace, (False,))
-            made.append(Calls(trace, -1, np.zeros(len(bases), np.int32), np.array(bases, np.int32), [data], (False,)))
+            made.append(Calls(trace, -1, np.zeros(len(bases), np.int64), np.array(bases, np.int32), [data], (False,)))
         return made
 
 
