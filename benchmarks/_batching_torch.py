@@ -109,8 +109,8 @@ def tree_lstm_by_hand(p: Parameters, trees: Sequence[Any]) -> tuple[Tensor, Tens
 
 def compose(p: Parameters, left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     (a, A), (b, B) = left, right
-    both = torch.cat([(B @ a[..., None])[..., 0], (A @ b[..., None])[..., 0]], -1)
-    return at(p, "compose.vector", both).tanh(), p["compose.matrix"] @ torch.cat([A, B], -2)
+    both = torch.cat([(a[..., None, :] @ B)[..., 0, :], (b[..., None, :] @ A)[..., 0, :]], -1)
+    return at(p, "compose.vector", both).tanh(), A @ p["compose.left"] + B @ p["compose.right"]
 
 
 def mv_rnn(p: Parameters, tree: Any) -> tuple[Tensor, Tensor]:

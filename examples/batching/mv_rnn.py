@@ -1,4 +1,5 @@
 """MV-RNN (Socher et al. 2012): every phrase has a vector, its meaning, and a matrix, what it does to its neighbour.
+Vectors are rows here.
 
 python examples/batching/mv_rnn.py [--size 64] [--count 16]
 """
@@ -26,11 +27,12 @@ class Word(nn.Module):
 class Compose(nn.Module):
     def __init__(self, size):
         self.vector = nn.Linear(2 * size, size)
-        self.matrix = nn.Parameter((size, 2 * size), nn.init.normal((2 * size) ** -0.5))
+        self.left = nn.Parameter((size, size), nn.init.normal((2 * size) ** -0.5))
+        self.right = nn.Parameter((size, size), nn.init.normal((2 * size) ** -0.5))
 
     def __call__(self, left, right):
         (a, A), (b, B) = left, right
-        return tp.tanh(self.vector(tp.concatenate([B @ a, A @ b]))), self.matrix @ tp.concatenate([A, B])
+        return tp.tanh(self.vector(tp.concatenate([a @ B, b @ A]))), A @ self.left + B @ self.right
 
 
 class Score(nn.Module):

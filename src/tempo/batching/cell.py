@@ -60,6 +60,13 @@ class Trace:
     outputs: tuple[Node, ...]
     auxiliary: bool = False
     """Whether it is no cell of the user's, or only what was taken out of one."""
+    early: Trace | None = None
+    """What was taken out of it: its results are the last arguments, lane by lane."""
+
+    @property
+    def aligned(self) -> int:
+        """How many of the last arguments are in consecutive rows."""
+        return 0 if self.early is None else len(self.early.results)
 
     @cached_property
     def has_indices(self) -> bool:

@@ -200,15 +200,35 @@ def _arguments(
     rest = iter(data)
     line = 0
     found = []
-    for kind, gathered in zip(group.trace.arguments, group.gathered, strict=True):
-        if gathered:
+    aligned = len(group.gathered) - group.trace.aligned
+    for n, (kind, gathered) in enumerate(zip(group.trace.arguments, group.gathered, strict=True)):
+        if n >= aligned:
+            found.append(lax.dynamic_slice_in_dim(arenas[kind], rows[line, 0], width, 0))
+            line += 1
+        elif gathered:
             # Rows as vectors: twice as fast on a CPU.
             flat = arenas[kind].reshape(len(arenas[kind]), -1)
             found.append(flat.at[rows[line]].get(mode="promise_in_bounds").reshape(width, *kind.shape))
             line += 1
         else:
             found.append(lax.dynamic_slice_in_dim(next(rest), cursor, width, 0))
-    return found
+    return _held(found, cursor) if jax.default_backend() == "cpu" else found
+
+
+def _held(arguments: list[Array], cursor: Array) -> list[Array]:
+    """The same, computed before anything that is computed from them.
+
+    XLA would take a slice or a row inside of a cell's arithmetic, whose loop then is not vectorised on a CPU: a step of
+    a GRU with 256 units for 64 instances takes 0.55 ms that way, and 0.36 ms with its arguments behind a condition that
+    is always true. (An optimization barrier is gone by the time at which operations are fused.)
+    """
+    vectors = [n for n, array in enumerate(arguments) if array.ndim == 2 and array.dtype == np.float32]
+    if vectors:
+        some = tuple([arguments[n] for n in vectors])
+        held = lax.cond(cursor >= 0, lambda *a: a, lambda *a: tuple([2 * x for x in a]), *some)
+        for n, array in zip(vectors, held, strict=True):
+            arguments[n] = array
+    return arguments
 
 
 def _forward(
@@ -278,11 +298,16 @@ def _backward(
         ]
         of_parameters, of_arguments = pulled(trace, width, parameters, arguments, flowing)
         line = results
-        for kind, gathered, flow in zip(trace.arguments, group.gathered, of_arguments, strict=True):
-            if gathered:
-                if flow is not None:
+        aligned = len(group.gathered) - trace.aligned
+        for n, (kind, gathered) in enumerate(zip(trace.arguments, group.gathered, strict=True)):
+            flow = of_arguments[n]
+            if gathered and flow is not None:
+                if n >= aligned:
+                    # Nobody else reads these rows.
+                    into[kind] = lax.dynamic_update_slice_in_dim(into[kind], flow, own[line, 0], 0)
+                else:
                     into[kind] = into[kind].at[own[line]].add(flow, mode="promise_in_bounds")
-                line += 1
+            line += gathered
         added = tuple([g + h for g, h in zip(gradients, of_parameters, strict=True)])
         return cursor, tuple([into[kind] for kind in moved]), added
 

@@ -132,13 +132,26 @@ class Planner:
 
     def _runs(self, together: Sequence[Calls], rows: Rows) -> list[Run]:
         parts = [_Part(calls) for calls in together]
+        number = {calls.trace: n for n, calls in enumerate(together)}
+        for part in parts:
+            if part.calls.trace.early is not None:
+                # In the order of the lanes that read it.
+                n = number[part.calls.trace.early]
+                parts[n] = _Part(_chosen(together[n], part.source))
         order = sorted(
             (part.calls.phase, int(level), n, k) for n, part in enumerate(parts) for k, level in enumerate(part.levels)
         )
         for _, _, n, k in order:
-            parts[n].place(k, rows.taken)
+            if parts[n].calls.trace.auxiliary:
+                if k == 0:
+                    parts[n].place_all(rows.taken)
+            else:
+                parts[n].place(k, rows.taken)
         for part in parts:
             part.number(rows)
+        for part in parts:
+            if part.calls.trace.early is not None:
+                part.before = parts[number[part.calls.trace.early]]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
         runs: list[Run] = []
         for _, _, n, k in order:
@@ -266,6 +279,12 @@ class Put:
         return made
 
 
+def _chosen(calls: Calls, which: np.ndarray[Any, Any]) -> Calls:
+    """Some of the calls, in another order."""
+    columns = [c[which] if v else [c[k] for k in which] for c, v in zip(calls.columns, calls.is_value, strict=True)]
+    return Calls(calls.trace, calls.phase, calls.levels[which], calls.bases[which], columns, calls.is_value)
+
+
 def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
     """Calls of one cell together, in whatever form their arguments were."""
     found: dict[Trace, list[Calls]] = {}
@@ -307,6 +326,15 @@ class _Part:
         self.levels = levels[firsts]
         self.widths = np.array([padded_width(count) for count in self.counts.tolist()])
         self.starts = np.zeros((len(calls.trace.results), len(firsts)), np.int32)
+        self.before: _Part | None = None
+        """The launches of what was taken out of the cell."""
+        # Lanes of padding repeat the last call, rather than compute with some row that may hold anything: in a
+        # backward pass, zero times infinity is not zero.
+        self.size = int(self.widths.sum())
+        inside = np.arange(self.size) - np.repeat(np.cumsum(self.widths) - self.widths, self.widths)
+        source = np.repeat(self.firsts, self.widths) + np.minimum(inside, np.repeat(self.counts - 1, self.widths))
+        self.source = source if self.order is None else self.order[source]
+        """Which call a lane makes."""
 
     def place(self, k: int, taken: dict[Kind, int]) -> None:
         """Give the results of a launch their rows."""
@@ -316,6 +344,13 @@ class _Part:
             self.starts[position, k] = first
             taken[kind] = first + width
 
+    def place_all(self, taken: dict[Kind, int]) -> None:
+        """The same for all launches, with consecutive rows: they are of one level, and only the last one is padded."""
+        for position, kind in enumerate(self.calls.trace.results):
+            first = taken.get(kind, 0)
+            self.starts[position] = first + self.firsts
+            taken[kind] = first + self.size
+
     def number(self, rows: Rows) -> None:
         """Say where every result is."""
         bases = self.calls.bases if self.order is None else self.calls.bases[self.order]
@@ -324,15 +359,8 @@ class _Part:
             rows.of[bases + position] = np.repeat(starts, self.counts) + inside
 
     def lanes(self, group: Group, rows: Rows, capacities: dict[Any, int]) -> Lanes:
-        calls = self.calls
-        size = int(self.widths.sum())
-        # Lanes of padding repeat the last call, rather than compute with some row that may hold anything: in a
-        # backward pass, zero times infinity is not zero.
-        ends = np.cumsum(self.widths)
-        inside = np.arange(size) - np.repeat(ends - self.widths, self.widths)
-        source = np.repeat(self.firsts, self.widths) + np.minimum(inside, np.repeat(self.counts - 1, self.widths))
-        if self.order is not None:
-            source = self.order[source]
+        calls, size, source = self.calls, self.size, self.source
+        aligned = len(calls.columns) - calls.trace.aligned
         capacity = max(SMALLEST, capacities.get(group, 0), 1 << (size - 1).bit_length())
         capacities[group] = capacity
         results = len(self.starts)
@@ -340,8 +368,13 @@ class _Part:
         numbers[:results, :size] = np.repeat(self.starts, self.widths, 1)
         data = []
         line = results
-        for column, kind, gathered in zip(calls.columns, calls.trace.arguments, group.gathered, strict=True):
-            if gathered:
+        columns = zip(calls.columns, calls.trace.arguments, group.gathered, strict=True)
+        for n, (column, kind, gathered) in enumerate(columns):
+            if n >= aligned:
+                assert self.before is not None
+                numbers[line, :size] = self.before.starts[n - aligned, 0] + np.arange(size)
+                line += 1
+            elif gathered:
                 numbers[line, :size] = rows.of[column[source]]
                 line += 1
             else:
