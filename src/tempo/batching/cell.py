@@ -16,6 +16,7 @@ from jax import lax, tree_util
 
 import tempo as tp
 from tempo.backends.jax.padded import Padded, jx
+from tempo.batching.over_time import OverTime
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
@@ -60,6 +61,8 @@ class Trace:
     outputs: tuple[Node, ...]
     auxiliary: bool = False
     """Whether it is no cell of the user's, or only what was taken out of one."""
+    function: Callable[[Sequence[Array], Sequence[Array]], tuple[Array, ...]] | None = None
+    """What it is instead of nodes, if it is a program over time."""
     early: Trace | None = None
     """What was taken out of it: its results are the last arguments, lane by lane."""
 
@@ -98,6 +101,8 @@ class Trace:
     def _evaluated(
         self, parameters: Sequence[Array], arguments: Sequence[Array]
     ) -> tuple[tuple[Array, ...], Array | None]:
+        if self.function is not None:
+            return self.function(parameters, arguments), None
         values = {
             node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
         }
@@ -167,7 +172,7 @@ class Cell:
     tensors, or tuples, lists and dicts of them.
     """
 
-    body: Callable[..., Any]
+    body: Callable[..., Any] | OverTime
     name: str
     traces: dict[Any, Trace] = field(default_factory=dict, repr=False)
 
@@ -191,23 +196,37 @@ class Cell:
 
     @property
     def module(self) -> tp.nn.Module | None:
+        if isinstance(self.body, OverTime):
+            return self.body.parameters
         return self.body if isinstance(self.body, tp.nn.Module) else None
 
     def trace(self, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         """The body for arguments of this structure and these kinds."""
         found = self.traces.get((structure, kinds))
         if found is None:
-            found = self.traces[structure, kinds] = _trace(self, structure, kinds)
+            made = self.body.trace if isinstance(self.body, OverTime) else _trace
+            found = self.traces[structure, kinds] = made(self, structure, kinds)
         return found
 
 
-def cell(body: Callable[..., Any], name: str | None = None) -> Cell:
+def cell(
+    body: Callable[..., Any] | tp.Program, name: str | None = None, parameters: tp.nn.Module | None = None
+) -> Cell:
     """A cell from a function of tensors, or from an ``nn.Module``: also as a decorator.
 
     Its parameters are named ``name.weight`` and so on; ``name`` is by default that of the function or of the class.
+
+    Or from a program over time: its inputs are the arguments, whose lengths are its bounds, and its output (a dict, if
+    there are several) is the result. Inputs with the names of a module's ``parameters`` are that module's.
     """
     if isinstance(body, Cell):
         return body
+    if isinstance(body, tp.Program):
+        return Cell(OverTime(body, parameters), name or body.name)
+    if parameters is not None:
+        raise ProgramError(
+            "parameters are given for a cell that is no program", hint="a module's own parameters are its cell's"
+        )
     if name is None:
         given = getattr(body, "__name__", None) or type(body).__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", given).lower().strip("<>")
@@ -235,6 +254,7 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
     with tp.Program(cell.name) as prog:
         arguments = [prog.input(f"argument {n}", shape=one.shape, dtype=one.dtype.name) for n, one in enumerate(kinds)]
         body = cell.body
+        assert not isinstance(body, OverTime)
         names: tuple[str, ...] = ()
         if cell.module is not None:
             body = cell.module.declare(prog, init=False)  # type: ignore[assignment]

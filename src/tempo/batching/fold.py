@@ -16,6 +16,7 @@ from jax import lax, tree_util
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
 from tempo.batching.forest import Forest, layout
 from tempo.batching.kernels import pulled
+from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.planning import padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
@@ -112,6 +113,8 @@ class Fold(Parametrised):
     def _part(self, name: str, known: Mapping[str, Any]) -> _Part:
         """A cell traced with the arguments that it names."""
         body = self.cells[name].body
+        if isinstance(body, OverTime):
+            raise ProgramError(f"cell {name} is a program", hint="cells of tp.fold are functions and modules")
         parameters = inspect.signature(body).parameters
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for wanted, p in parameters.items():

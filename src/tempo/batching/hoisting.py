@@ -92,7 +92,7 @@ class Hoisting:
     def _split(self, trace: Trace) -> Split | None:
         key = (trace, self.inside[trace])
         if key not in self.splits:
-            self.splits[key] = _split(*key)
+            self.splits[key] = None if trace.function is not None else _split(*key)
         return self.splits[key]
 
 
