@@ -42,7 +42,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "batching"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield
-    for name in (*SIZES, "workload", "_batching_torch"):
+    for name in (*SIZES, "sentiment", "workload", "_batching_torch"):
         sys.modules.pop(name, None)
 
 
@@ -51,15 +51,18 @@ def load(name: str) -> Any:
 
 
 def small(name: str, count: int) -> list[Any]:
-    """A few instances."""
-    example = load(name)
+    """A few small instances: every kernel takes a while to compile, and there are as many as there are widths."""
+    example, rng = load(name), np.random.default_rng(1)
     if name == "nested_rnn":
-        return example.instances(count, least=2, most=5)
+        return example.instances(count, least=2, most=4)
     if name == "berxit":
         return example.instances(count, size=SIZES[name], length=6)
     if name == "drnn":
         return example.instances(count, size=SIZES[name])
-    return example.instances(count)
+    lengths = [6, 3, 1, 4][:count]
+    if name in ("bi_rnn", "stack_rnn"):
+        return [rng.integers(500, size=length).tolist() for length in lengths]
+    return [load("workload").tree(rng, length) for length in lengths]
 
 
 def in_torch(parameters: Any, gradients: bool = False) -> dict[str, torch.Tensor]:
@@ -105,7 +108,7 @@ def test_equals_one_call_at_a_time_and_torch(name: str) -> None:
 def test_gradients_equal_autograd(name: str) -> None:
     example, reference = load(name), load("_batching_torch").MODELS[name]
     batched = tp.batch(example.Training(SIZES[name]))
-    data = example.labelled(small(name, 2))
+    data = example.labelled(small(name, 3))
     loss, gradients = batched.value_and_grad(data)
     for by_hand in (False, True):
         p = in_torch(batched.parameters, gradients=True)
@@ -142,3 +145,15 @@ def test_runs_as_a_script(name: str, monkeypatch: pytest.MonkeyPatch, capsys: py
     first, second = capsys.readouterr().out.splitlines()
     assert ": 1 instances, " in first
     assert float(second.split()[-1]) < 1e-5
+
+
+def test_a_training_that_is_stopped_and_resumed(tmp_path: Path) -> None:
+    sentiment = load("sentiment")
+    prog, I = sentiment.build(size=8, batch=8, count=16, lr=0.05)
+    whole = sentiment.train(prog, I, 30)
+    assert len(whole) == 30
+    assert np.mean(whole[-4:]) < 0.6 * np.mean(whole[:4])
+    path = tmp_path / "half.safetensors"
+    first = sentiment.train(prog, I, 30, path, stop=10)
+    assert first == whole[:10]
+    assert sentiment.train(prog, I, 30, path) == whole[10:]
