@@ -10,7 +10,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.kernels import padded_width
+from tempo.batching.planning import padded_width
 from tests.batching import models
 
 
@@ -185,8 +185,8 @@ def test_mistakes() -> None:
     assert raised(tp.errors.ProgramError, lambda: double(1.0)).startswith(
         "cell double is called outside of a batched model"
     )
-    message = raised(tp.errors.ProgramError, tp.batch(lambda x: double(x) + 1), [0.5])
-    assert message.startswith("<float32[] of cell double> is computed with outside of a cell\n")
+    message = raised(tp.errors.ProgramError, tp.batch(lambda x: double(x)[[0]]), [np.ones(2)])
+    assert message.startswith("<float32[2] of cell double> is indexed with [0]\n")
     assert message.endswith("\nwhile the model ran on instance 0")
     message = raised(tp.errors.DtypeError, tp.batch(double), ["text"])
     assert message.startswith("cell double: an argument is 'text', which is no tensor\n")

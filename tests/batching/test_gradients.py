@@ -38,7 +38,7 @@ def tree_loss() -> Any:
 
 def test_tree_lstm() -> None:
     batched = tree_loss()
-    check(batched, labelled(8), models.torch_tree_loss)
+    check(batched, labelled(5), models.torch_tree_loss)
     check(batched, [((1, (2, 3)), 2)], models.torch_tree_loss)
 
 

@@ -39,7 +39,7 @@ def test_products_with_data_are_one_launch() -> None:
     data = [np.random.default_rng(n).normal(size=(n, 3)) for n in (1, 4, 2)]
     for found, xs in zip(batched(data), data, strict=True):
         np.testing.assert_allclose(found, states(batched, xs), atol=1e-5)
-    ((trace, _), split), *others = batched._hoisting.splits.items()
+    ((trace, _), split), *others = batched._planner.hoisting.splits.items()
     assert not others
     assert trace.parameters == ("of_x.weight", "of_x.bias", "of_h.weight", "of_h.bias")
     assert split.early.parameters == ("of_x.weight",)
@@ -58,7 +58,7 @@ def test_gradients() -> None:
     batched = tp.batch(lambda xs: total(model(xs)), cells={"step": step})
     xs = np.random.default_rng(0).normal(size=(3, 3))
     _, gradients = batched.value_and_grad([xs])
-    assert batched._hoisting.splits
+    assert batched._planner.hoisting.splits
     start = dict(batched.parameters)
     for name in ("step.of_x.weight", "step.of_h.weight", "step.of_x.bias"):
         sums = []
@@ -79,4 +79,4 @@ def test_nothing_is_taken_out_of_what_waits_anyway() -> None:
 
     batched = tp.batch(model)
     assert batched([(1, (2, 3)), 1])[0].tolist() == [[24.0, 24.0], [24.0, 24.0]]
-    assert list(batched._hoisting.splits.values()) == [None]
+    assert list(batched._planner.hoisting.splits.values()) == [None]

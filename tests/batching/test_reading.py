@@ -92,6 +92,24 @@ def test_parallel_functions_wait_together() -> None:
     assert together.statistics.launches < apart.statistics.launches
 
 
+def test_with_threads_and_with_greenlets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stacks instances run on changes nothing; this is about the one that is not the default here."""
+    half = halve()
+
+    def model(x: float) -> Any:
+        value = half(x)
+        while value > 1:
+            first, second = tp.parallel(lambda v=value: half(v), lambda v=value: float(half(v)))
+            assert float(first) == second
+            value = first
+        return value
+
+    expected = tp.batch(model)([3.0, 40.0, 1.0])
+    assert expected == [0.75, 0.625, 0.5]
+    monkeypatch.setattr("tempo.batching.fibers.greenlet", None)
+    assert tp.batch(model)([3.0, 40.0, 1.0]) == expected
+
+
 def test_parallel_without_reading() -> None:
     half = halve()
     batched = tp.batch(lambda x: tp.parallel(lambda: half(x), lambda: half(2 * x), lambda: "text"))

@@ -5,24 +5,28 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax import tree_util
 
 import tempo as tp
 from tempo.batching.cell import Cell
+from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
-from tempo.batching.hoisting import Hoisting
-from tempo.batching.kernels import Arenas, Kernels, Launch, Store, row_of
+from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
 from tempo.batching.parameters import Parametrised
-from tempo.batching.recording import Groups, Reading, Recorder, Value, launches, replaced, use
+from tempo.batching.planning import Lanes, Planner, Put, Run
+from tempo.batching.recording import Phases, Reading, Recorder, Value, replaced, use
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
+Errors = Literal["raise", "return"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Statistics:
     """The kernels' widths, added up: calls and padding."""
     compiled: int
     """How many kernels had to be compiled for it."""
+    dispatches: int
+    """How many compiled functions Python called for it: launches of one cell and width in a row are one loop."""
+    seconds: Mapping[str, float]
+    """What the host did: ``model`` (running it, which records calls), ``plan``, ``launch`` (calling compiled functions,
+    forwards) and ``fetch`` (waiting for results, and copying them)."""
 
     @property
     def width(self) -> float:
@@ -68,86 +77,137 @@ class Batched(Parametrised):
     def __init__(self, model: Callable[[Any], Any], cells: Mapping[str, Cell], seed: int = 0) -> None:
         super().__init__(cells, seed)
         self.model = model
-        self.statistics = Statistics(0, 0, 0, 0, 0)
+        self.statistics = Statistics(0, 0, 0, 0, 0, 0, {})
         self._kernels = Kernels()
-        self._groups = Groups()
-        self._hoisting = Hoisting()
-        self._capacities: dict[Any, int] = {}
+        self._planner = Planner()
+        self._phases = Phases()
+        self._eager = Eager()
+        self._idle: Arenas = {}
         self._reads = False
 
     @property
     def programs(self) -> int:
         return len(self._kernels.programs)
 
-    def __call__(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
-        """The model's result for each instance, with arrays for the results of cells."""
-        run = self._run(instances, parameters)
+    def __call__(
+        self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, errors: Errors = "raise"
+    ) -> list[Any]:
+        """The model's result for each instance, with arrays for the results of cells.
+
+        With ``errors="return"``, what the model raised on an instance is that instance's result.
+        """
+        if errors not in ("raise", "return"):
+            raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
+        run = self._run(instances, parameters, errors)
         values: list[Value] = []
         replaced(run.results, values.append)
-        arrays = iter(run.store.rows(values))
+        arrays = iter(run.fetch(values))
         results: list[Any] = replaced(run.results, lambda value: next(arrays))
+        run.store.give_back()
+        return results
+
+    def one_by_one(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
+        """The same without any batching: every call of a cell is computed when it is made, so that the model can be
+        looked at while it runs (its values are arrays). Slow."""
+        values = self.given(parameters)
+        use(self._eager.recorder({one: self.own_values(one, values) for one in self.cells.values()}))
+        try:
+            results = [run_one(self.model, instance, n) for n, instance in enumerate(instances)]
+        finally:
+            use(None)
         return results
 
     def value_and_grad(
-        self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None
-    ) -> tuple[float, dict[str, Array]]:
-        """The mean of the model's results, which are one number for each instance, and its gradient with respect to
-        the parameters, by name."""
-        run = self._run(instances, parameters)
+        self,
+        instances: Iterable[Any],
+        parameters: Mapping[str, Array] | None = None,
+        *,
+        inputs: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """The mean loss of the instances, and its gradient with respect to the parameters, by name.
+
+        An instance's loss is what the model returns for it: a number, or several (lists, tuples, dicts) to be summed.
+        With ``inputs``, a function that gives the arrays of an instance that gradients are wanted for, in any structure
+        of lists, tuples and dicts, there is a third result: a list of these structures with gradients.
+        """
+        instances = list(instances)
+        given = [tree_util.tree_flatten(inputs(instance)) for instance in instances] if inputs is not None else []
+        wanted = [leaf for leaves, _ in given for leaf in leaves]
+        for leaf in wanted:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f":
+                raise GradientError(
+                    f"inputs: there is no gradient with respect to {leaf!r}", hint="NumPy arrays of floats have one"
+                )
+        run = self._run(instances, parameters, "raise", frozenset(map(id, wanted)))
         if not run.results:
             raise InputError("value_and_grad of no instances: their mean is not defined")
-        for n, loss in enumerate(run.results):
-            if not isinstance(loss, Value) or loss.shape != () or not loss.kind.is_float:
+        losses: list[Value] = []
+        for n, result in enumerate(run.results):
+            own: list[Value] = tree_util.tree_leaves(result)
+            if not own or any(not isinstance(v, Value) or v.shape != () or not v.kind.is_float for v in own):
                 raise GradientError(
-                    f"the model's result for instance {n} is {loss!r}, not one number from a cell",
-                    hint="let the model return the instance's loss: a float of shape ()",
+                    f"the model's result for instance {n} is {result!r}, not one number from a cell, or several",
+                    hint="let the model return the instance's loss: floats of shape ()",
                 )
+            losses += own
         flows: Arenas = {
             kind: jnp.zeros(arena.shape, arena.dtype) for kind, arena in run.store.arenas.items() if kind.is_float
         }
-        for kind in {loss.kind for loss in run.results}:
+        rows = run.store.rows
+        for kind in {loss.kind for loss in losses}:
             seeds = np.zeros(flows[kind].shape, kind.dtype)
-            np.add.at(seeds, [row_of(loss) for loss in run.results if loss.kind is kind], 1 / len(run.results))
+            np.add.at(seeds, [rows.row(loss) for loss in losses if loss.kind is kind], 1 / len(instances))
             flows[kind] = jnp.asarray(seeds)
-        gradients = {name: jnp.zeros_like(value) for name, value in run.parameters.items()}
-        for launch in reversed(run.launches):
-            names = self.own(launch.group.trace)
-            before = [gradients[name] for name in names]
-            own = tuple(run.parameters[name] for name in names)
-            after = self._kernels.backward(launch, own, run.store.arenas, flows, tuple(before))
-            gradients.update(zip(names, after, strict=True))
+        gradients = run.backward(flows)
+        total = float(np.sum(run.fetch(losses), dtype=np.float64)) / len(instances)
         self._count(run)
-        value = np.mean(run.store.rows(run.results), dtype=np.float64)
-        return float(value), gradients
+        run.store.give_back()
+        if inputs is None:
+            return total, gradients
+        found = iter(run.flowed(wanted, flows))
+        return (
+            total,
+            gradients,
+            [tree_util.tree_unflatten(tree, [next(found) for _ in leaves]) for leaves, tree in given],
+        )
 
-    def _run(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None) -> _Run:
+    def _run(
+        self,
+        instances: Iterable[Any],
+        parameters: Mapping[str, Array] | None,
+        errors: Errors,
+        wanted: frozenset[int] = frozenset(),
+    ) -> _Run:
         given = self.given(parameters)
+        instances = list(instances)
+        programs = self.programs
+        start = time.perf_counter()
         with _no_collections():
-            return self._computed(list(instances), given)
-
-    def _computed(self, instances: Sequence[Any], given: Mapping[str, Array]) -> _Run:
-        run = _Run(self, given, len(instances), self.programs)
-        if not self._reads:
-            try:
-                run.record(instances)
-            except Reading:
-                # From now on every instance is one that can wait. What was recorded so far is of no use.
-                self._reads = True
-                run = _Run(self, given, len(instances), self.programs)
-        if self._reads:
-            run.results = Fibers(run.recorder, run.flush, run.store).run(self.model, instances)
-        run.flush()
+            run = _Run(self, given, len(instances), programs, wanted)
+            if not self._reads:
+                try:
+                    run.record(instances, errors)
+                except Reading:
+                    # From now on every instance is one that can wait. What was recorded so far is of no use.
+                    self._reads = True
+                    run = _Run(self, given, len(instances), programs, wanted)
+            if self._reads:
+                run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+            run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
+            run.flush()
         self._count(run)
         return run
 
     def _count(self, run: _Run) -> None:
-        of_cells = [launch for launch in run.launches if not launch.group.trace.auxiliary]
+        of_cells = [one for one in run.runs if not one.lanes.group.trace.auxiliary]
         self.statistics = Statistics(
             run.instances,
-            sum(launch.calls for launch in of_cells),
-            len(run.launches),
-            sum(launch.width for launch in of_cells),
+            sum(one.calls for one in of_cells),
+            sum(one.launches for one in run.runs),
+            sum(one.width * one.launches for one in of_cells),
             self.programs - run.programs,
+            run.dispatches,
+            run.seconds,
         )
 
 
@@ -167,34 +227,101 @@ def _no_collections() -> Iterator[None]:
 class _Run:
     """One mini-batch."""
 
-    def __init__(self, batched: Batched, parameters: Mapping[str, Array], instances: int, programs: int) -> None:
+    def __init__(
+        self,
+        batched: Batched,
+        parameters: Mapping[str, Array],
+        instances: int,
+        programs: int,
+        wanted: frozenset[int],
+    ) -> None:
         self.batched = batched
         self.parameters = parameters
         self.instances = instances
         self.programs = programs
-        self.recorder = Recorder(batched.cells.values())
-        self.store = Store(batched._capacities)
-        self.launches: list[Launch] = []
+        self.recorder = Recorder(batched.cells.values(), batched._phases)
+        self.store = Store(batched._planner.capacities, batched._idle)
+        self.put = Put(wanted)
+        self.runs: list[Run] = []
+        self.dispatches = 0
+        self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
         self.results: list[Any] = []
+        self.unchecked: dict[int, Lanes] = {}
+        """Lanes whose indices nobody has looked at yet."""
 
-    def record(self, instances: Sequence[Any]) -> None:
+    def record(self, instances: Sequence[Any], errors: Errors) -> None:
         use(self.recorder)
         try:
             for n, instance in enumerate(instances):
-                self.results.append(run_one(self.batched.model, instance, n))
+                self.recorder.starts.append((self.recorder.count, n))
+                self.results.append(run_one(self.batched.model, instance, n, errors))
         finally:
             use(None)
 
     def flush(self) -> None:
         """Compute everything that is recorded."""
-        groups = self.batched._groups
-        calls = self.recorder.take(groups, self.batched._hoisting)
-        planned = [self.store.place(groups[together[0].trace], together) for together in launches(calls)]
+        start = time.perf_counter()
+        planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put)
         self.store.make_room()
-        for launch in planned:
-            own = tuple(self.parameters[name] for name in self.batched.own(launch.group.trace))
-            self.batched._kernels.forward(launch, own, self.store.arenas)
-        self.launches += planned
+        launching = time.perf_counter()
+        for run in planned:
+            self.dispatches += self.batched._kernels.forward(run, self._own(run), self.store.arenas)
+            if run.lanes.group.trace.has_indices:
+                self.unchecked[id(run.lanes)] = run.lanes
+        self.runs += planned
+        self.seconds["plan"] += launching - start
+        self.seconds["launch"] += time.perf_counter() - launching
+
+    def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
+        """Computed values, all indices having been in range."""
+        start = time.perf_counter()
+        found = self.store.fetch(values)
+        for lanes in self.unchecked.values():
+            fault = int(np.asarray(lanes.status)[1])
+            if fault:
+                instance = self.recorder.instance(int(lanes.bases[fault - 1]))
+                where = "" if instance is None else f", called for instance {instance}"
+                raise InputError(
+                    f"an index is out of range in cell {lanes.group.trace.cell.name}{where}",
+                    hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
+                )
+        self.unchecked = {}
+        self.seconds["fetch"] += time.perf_counter() - start
+        return found
+
+    def backward(self, flows: Arenas) -> dict[str, Array]:
+        """The parameters' gradients; ``flows`` become those of all values."""
+        gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
+        cursors: dict[int, Array] = {}
+        for run in reversed(self.runs):
+            lanes = run.lanes
+            names = self.batched.own(lanes.group.trace)
+            cursor = cursors.get(id(lanes))
+            cursors[id(lanes)], after = self.batched._kernels.backward(
+                run,
+                np.int32(lanes.size) if cursor is None else cursor,
+                self._own(run),
+                self.store.arenas,
+                flows,
+                tuple([gradients[name] for name in names]),
+            )
+            gradients.update(zip(names, after, strict=True))
+        return gradients
+
+    def flowed(self, leaves: Sequence[Any], flows: Arenas) -> list[np.ndarray[Any, Any]]:
+        """What has flowed into data: zeros where no cell was given them."""
+        numbers = {key[0]: (key[1], number) for key, (number, _) in self.put.found.items()}
+        found = []
+        for leaf in leaves:
+            if id(leaf) in numbers:
+                kind, number = numbers[id(leaf)]
+                found.append(rows_of(flows[kind], self.store.rows.of[[number]])[0])
+            else:
+                found.append(np.zeros(leaf.shape, np.float32))
+        return found
+
+    def _own(self, run: Run) -> tuple[Array, ...]:
+        return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:
@@ -240,15 +367,19 @@ def _with_cells(model: Any) -> tuple[Any, dict[str, Cell]]:
     return model, cells
 
 
-def run_one(model: Callable[[Any], Any], instance: Any, number: int) -> Any:
+def run_one(model: Callable[[Any], Any], instance: Any, number: int, errors: Errors = "raise") -> Any:
     """The model on one instance; its errors say which."""
     try:
         return model(instance)
     except RecursionError as error:
-        raise ProgramError(
+        found: Exception = ProgramError(
             f"the model's recursion on instance {number} is deeper than Python allows, {sys.getrecursionlimit()} calls",
             hint="give the trees as arrays (tp.forest), or raise the limit: sys.setrecursionlimit",
-        ) from error
+        )
+        found.__cause__ = error
     except Exception as error:
         error.add_note(f"while the model ran on instance {number}")
-        raise
+        found = error
+    if errors == "raise":
+        raise found
+    return found

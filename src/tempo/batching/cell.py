@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax import lax, tree_util
 
 import tempo as tp
 from tempo.backends.jax.padded import Padded, jx
+from tempo.batching.over_time import OverTime
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
@@ -59,18 +61,71 @@ class Trace:
     outputs: tuple[Node, ...]
     auxiliary: bool = False
     """Whether it is no cell of the user's, or only what was taken out of one."""
+    function: Callable[[Sequence[Array], Sequence[Array]], tuple[Array, ...]] | None = None
+    """What it is instead of nodes, if it is a program over time."""
+    early: Trace | None = None
+    """What was taken out of it: its results are the last arguments, lane by lane."""
+
+    @property
+    def aligned(self) -> int:
+        """How many of the last arguments are in consecutive rows."""
+        return 0 if self.early is None else len(self.early.results)
+
+    @cached_property
+    def has_indices(self) -> bool:
+        """Whether something is read at indices, which could be out of range."""
+        nodes, stack = set(self.outputs), list(self.outputs)
+        while stack:
+            for edge in stack.pop().edges:
+                if edge.node not in nodes:
+                    nodes.add(edge.node)
+                    stack.append(edge.node)
+        return any(node.op.name in INDEXED for node in nodes)
 
     def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for one instance."""
-        values = {
-            node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
-        }
-        return tuple(_value(node, values) for node in self.outputs)
+        return self._evaluated(parameters, arguments)[0]
 
     def batched(self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for ``width`` instances at once, all with the same parameters."""
-        batch = jax.vmap(self, in_axes=(None, 0), axis_size=width)
-        return tuple(batch(tuple(parameters), tuple(arguments)))
+        return self.checked(width, parameters, arguments)[0]
+
+    def checked(
+        self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]
+    ) -> tuple[tuple[Array, ...], Array | None]:
+        """The results, and which instances have an index that is out of range (None if there are no indices)."""
+        batch = jax.vmap(self._evaluated, in_axes=(None, 0), axis_size=width)
+        results, bad = batch(tuple(parameters), tuple(arguments))
+        return results, bad
+
+    def _evaluated(
+        self, parameters: Sequence[Array], arguments: Sequence[Array]
+    ) -> tuple[tuple[Array, ...], Array | None]:
+        if self.function is not None:
+            return self.function(parameters, arguments), None
+        values = {
+            node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
+        }
+        results = tuple([_value(node, values) for node in self.outputs])
+        return results, _out_of_range(values)
+
+
+INDEXED = ("take", "take_along_axis", "scatter_add", "scatter_add_along_axis")
+"""Primitives whose second operand are indices."""
+
+
+def _out_of_range(values: dict[Node, Array]) -> Array | None:
+    """Whether some index among computed nodes is out of range."""
+    bad = None
+    for node in values:
+        if node.op.name in INDEXED:
+            source, indices = node.edges[0], values[node.edges[1].node]
+            size = int(source.shape[node.attributes["axis"]])
+            # In unsigned numbers, negative indices would be large ones.
+            signed = indices.astype(np.int32)
+            here = jnp.any((signed < -size) | (signed >= size))
+            bad = here if bad is None else bad | here
+    return bad
 
 
 def _value(node: Node, values: dict[Node, Array]) -> Array:
@@ -101,6 +156,14 @@ def _attribute(value: Any) -> Any:
     return value
 
 
+class _Local(threading.local):
+    recorder: Any = None
+
+
+local = _Local()
+"""Where this thread's calls of cells are recorded."""
+
+
 @dataclass(eq=False)
 class Cell:
     """A function of one instance's tensors, with its parameters: one kernel where it is called for many instances.
@@ -109,43 +172,73 @@ class Cell:
     tensors, or tuples, lists and dicts of them.
     """
 
-    body: Callable[..., Any]
+    body: Callable[..., Any] | OverTime
     name: str
     traces: dict[Any, Trace] = field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call: the results are ``Value``s."""
-        from tempo.batching.recording import recorder
-
-        return recorder(self).call(self, args, kwargs)
+        recorder = local.recorder
+        if recorder is None:
+            raise ProgramError(
+                f"cell {self.name} is called outside of a batched model",
+                places=[("here", user_line())],
+                hint="batched = tp.batch(model), then batched([instance, ...])",
+            )
+        if not kwargs:
+            # Most calls look like the one before.
+            record = recorder.fast.get(self)
+            if record is not None:
+                found = record(args)
+                if found is not None:
+                    return found
+        return recorder.call(self, args, kwargs)
 
     @property
     def module(self) -> tp.nn.Module | None:
+        if isinstance(self.body, OverTime):
+            return self.body.parameters
         return self.body if isinstance(self.body, tp.nn.Module) else None
 
     def trace(self, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         """The body for arguments of this structure and these kinds."""
         found = self.traces.get((structure, kinds))
         if found is None:
-            found = self.traces[structure, kinds] = _trace(self, structure, kinds)
+            made = self.body.trace if isinstance(self.body, OverTime) else _trace
+            found = self.traces[structure, kinds] = made(self, structure, kinds)
         return found
 
 
-def cell(body: Callable[..., Any], name: str | None = None) -> Cell:
+def cell(
+    body: Callable[..., Any] | tp.Program, name: str | None = None, parameters: tp.nn.Module | None = None
+) -> Cell:
     """A cell from a function of tensors, or from an ``nn.Module``: also as a decorator.
 
     Its parameters are named ``name.weight`` and so on; ``name`` is by default that of the function or of the class.
+
+    Or from a program over time: its inputs are the arguments, whose lengths are its bounds, and its output (a dict, if
+    there are several) is the result. Inputs with the names of a module's ``parameters`` are that module's.
     """
     if isinstance(body, Cell):
         return body
+    if isinstance(body, tp.Program):
+        return Cell(OverTime(body, parameters), name or body.name)
+    if parameters is not None:
+        raise ProgramError(
+            "parameters are given for a cell that is no program", hint="a module's own parameters are its cell's"
+        )
     if name is None:
         given = getattr(body, "__name__", None) or type(body).__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", given).lower().strip("<>")
     return Cell(body, name)
 
 
-def as_array(leaf: Any, name: str) -> np.ndarray[Any, Any]:
-    """An argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
+_NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+_NARROW[np.dtype(np.uint64)] = np.dtype(np.uint32)
+
+
+def kind_of(leaf: Any, name: str) -> Kind:
+    """The kind of an argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
         raise DtypeError(
@@ -154,14 +247,14 @@ def as_array(leaf: Any, name: str) -> np.ndarray[Any, Any]:
             hint="arguments are arrays, numbers, results of cells, or tuples, lists and dicts of these; "
             "what is the same for all calls belongs into the cell",
         )
-    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
-    return array.astype(narrow.get(array.dtype, array.dtype), copy=False)
+    return kind(array.shape, _NARROW.get(array.dtype, array.dtype))
 
 
 def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
     with tp.Program(cell.name) as prog:
         arguments = [prog.input(f"argument {n}", shape=one.shape, dtype=one.dtype.name) for n, one in enumerate(kinds)]
         body = cell.body
+        assert not isinstance(body, OverTime)
         names: tuple[str, ...] = ()
         if cell.module is not None:
             body = cell.module.declare(prog, init=False)  # type: ignore[assignment]

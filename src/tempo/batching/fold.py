@@ -15,8 +15,10 @@ from jax import lax, tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
 from tempo.batching.forest import Forest, layout
-from tempo.batching.kernels import padded_width, pulled
+from tempo.batching.kernels import pulled
+from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
+from tempo.batching.planning import padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any
@@ -46,7 +48,8 @@ class Fold(Parametrised):
         if not len(forest):
             states = [np.zeros((0, *one.shape), one.dtype) for one in parts.leaf.trace.results]
         else:
-            arenas = self._run(self._forward, parts, values, inputs)
+            arenas, faults = self._run(self._forward, parts, values, inputs)
+            self._check(faults)
             states = [np.asarray(arena)[: len(forest)] for arena in arenas]
         return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
 
@@ -59,8 +62,17 @@ class Fold(Parametrised):
         if not len(forest):
             raise InputError("value_and_grad of no trees: their mean is not defined")
         parts, values, inputs = self._prepared(forest, parameters)
-        loss, gradients = self._run(self._backward, parts, values, inputs)
+        loss, gradients, faults = self._run(self._backward, parts, values, inputs)
+        self._check(faults)
         return float(loss), gradients
+
+    def _check(self, faults: Mapping[str, Array]) -> None:
+        for name, fault in faults.items():
+            if fault:
+                raise InputError(
+                    f"an index is out of range in cell {name}, for node {int(fault) - 1}",
+                    hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
+                )
 
     def _run(self, function: Any, parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> Any:
         shapes = tuple(np.shape(leaf) for leaf in tree_util.tree_leaves(inputs))
@@ -101,6 +113,8 @@ class Fold(Parametrised):
     def _part(self, name: str, known: Mapping[str, Any]) -> _Part:
         """A cell traced with the arguments that it names."""
         body = self.cells[name].body
+        if isinstance(body, OverTime):
+            raise ProgramError(f"cell {name} is a program", hint="cells of tp.fold are functions and modules")
         parameters = inspect.signature(body).parameters
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for wanted, p in parameters.items():
@@ -234,40 +248,54 @@ def _chunks(inputs: Inputs) -> list[_Chunks]:
     return found
 
 
-def _states(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> list[Array]:
-    """The arenas with all states."""
+def _first(bad: Array | None, nodes: Array) -> Array:
+    """The first node with an index that is out of range, counted from one; zero if there is none."""
+    if bad is None:
+        return jnp.int32(0)
+    return jnp.where(jnp.any(bad), nodes[jnp.argmax(bad)] + 1, 0).astype(np.int32)
+
+
+def _states(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> tuple[list[Array], dict[str, Array]]:
+    """The arenas with all states, and where indices are out of range."""
     leaves = inputs["leaves"]
-    of_leaves = parts.leaf.trace.batched(len(leaves), parts.leaf.own(values), parts.leaf.arguments(inputs, leaves))
+    of_leaves, bad = parts.leaf.trace.checked(len(leaves), parts.leaf.own(values), parts.leaf.arguments(inputs, leaves))
+    faults = {"leaf": _first(bad, leaves), "inner": jnp.int32(0)}
     arenas = [
         lax.dynamic_update_slice_in_dim(jnp.zeros((len(inputs["size"]), *one.shape), one.dtype), states, 1, 0)
         for one, states in zip(parts.leaf.trace.results, of_leaves, strict=True)
     ]
 
-    def chunk(chunks: _Chunks, n: Array, arenas: list[Array]) -> list[Array]:
+    def chunk(chunks: _Chunks, n: Array, carry: tuple[list[Array], Array]) -> tuple[list[Array], Array]:
+        arenas, fault = carry
         arguments = chunks.arguments(parts, inputs, arenas, n)
-        states = parts.inner.trace.batched(chunks.width, parts.inner.own(values), arguments)
+        states, bad = parts.inner.trace.checked(chunks.width, parts.inner.own(values), arguments)
         row = chunks.first + n * chunks.width
-        return [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
+        new = [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
+        return new, jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
 
     for chunks in _chunks(inputs):
-        arenas = lax.fori_loop(0, chunks.count, partial(chunk, chunks), arenas)
-    return arenas
+        arenas, faults["inner"] = lax.fori_loop(0, chunks.count, partial(chunk, chunks), (arenas, faults["inner"]))
+    return arenas, faults
 
 
-def _forward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> list[Array]:
-    return [arena[inputs["rows"]] for arena in _states(parts, values, inputs)]
+def _forward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> tuple[list[Array], dict[str, Array]]:
+    arenas, faults = _states(parts, values, inputs)
+    return [arena[inputs["rows"]] for arena in arenas], faults
 
 
-def _backward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> tuple[Array, dict[str, Array]]:
+def _backward(
+    parts: _Parts, values: Mapping[str, Array], inputs: Inputs
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     assert parts.loss is not None
-    arenas = _states(parts, values, inputs)
+    arenas, faults = _states(parts, values, inputs)
     carry: _Carry = [jnp.zeros_like(arena) for arena in arenas], {n: jnp.zeros_like(v) for n, v in values.items()}
 
     roots, weights = inputs["roots"], inputs["weights"]
     rows = inputs["rows"][roots]
     state = tree_util.tree_unflatten(parts.leaf.trace.structure, [arena[rows] for arena in arenas])
     arguments = parts.loss.arguments(inputs, roots, state=state)
-    (losses,) = parts.loss.trace.batched(len(roots), parts.loss.own(values), arguments)
+    (losses,), bad = parts.loss.trace.checked(len(roots), parts.loss.own(values), arguments)
+    faults["loss"] = _first(bad, roots)
     carry = _flow(parts.loss, values, arguments, [weights], rows, carry)
 
     def chunk(chunks: _Chunks, k: Array, carry: _Carry) -> _Carry:
@@ -282,7 +310,7 @@ def _backward(parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> tup
     leaves = inputs["leaves"]
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
     _, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
-    return jnp.sum(losses * weights), gradients
+    return jnp.sum(losses * weights), gradients, faults
 
 
 _Carry = tuple[list[Array], dict[str, Array]]

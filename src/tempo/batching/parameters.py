@@ -43,6 +43,10 @@ class Parametrised:
         """The model's names of the parameters that a cell reads."""
         return [self._names[trace.cell, name] for name in trace.parameters]
 
+    def own_values(self, cell: Cell, values: Mapping[str, Array]) -> dict[str, Array]:
+        """The values of a cell's parameters by their names in the cell."""
+        return {name: values[here] for (one, name), here in self._names.items() if one is cell}
+
 
 def _together(cells: Mapping[str, Cell]) -> tp.nn.Module:
     """The cells' modules as one, under the cells' names: what occurs in two of them is one parameter."""

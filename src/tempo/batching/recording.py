@@ -1,4 +1,8 @@
-"""Calls of cells, recorded while a model runs, and the order in which they are made.
+"""Calls of cells, recorded while a model runs.
+
+Calls of one cell with arguments of one form are a *stream*: a column for every argument, to which a call adds what it
+was given: data, or the number of a result. Every result of a mini-batch has a number. So a call costs little Python,
+and everything after it is computed with NumPy, for a stream at once.
 
 Two calls can be one launch if they have the same cell, kinds of arguments and level. Levels are counted within a
 *phase*: cells that depend on each other's results, directly or around some corners, are one phase, and phases follow
@@ -6,58 +10,47 @@ each other as their dependences say. So a classifier behind a recurrence is one 
 whatever depth their arguments were made, and so is what only prepares arguments. Within a phase a call's level is one
 more than the highest among its arguments' (in a tree: its height).
 
-An argument that is a result of a cell in one call and data in another (the state before the first step) would keep
-these calls apart. Such data are put into an arena first, by the cell ``data``.
+Where several cells are one phase, instances drift apart: one that takes a branch of two calls is a level behind one
+that takes none, and never meets it again. So one of the cells may be the phase's *anchor*: its calls are only made at
+levels that are multiples of ``STRIDE``, as if whoever is there early made ghost steps until the others are there, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax import tree_util
 
-from tempo.batching.cell import Cell, Kind, Trace, as_array, cell, kind
+from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of, local
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
-    from tempo.batching.hoisting import Hoisting
 
 
-class Call:
-    """One recorded call; ``rows`` are where its results are, once they are computed, each in the arena of its kind."""
-
-    __slots__ = ("arguments", "level", "phase", "rows", "trace")
-
-    def __init__(self, trace: Trace, arguments: list[Any]) -> None:
-        self.trace = trace
-        self.arguments = arguments
-        self.phase = self.level = 0
-        self.rows: tuple[int, ...] | None = None
+STRIDE = 1 << 20
 
 
 class Value:
     """A result of a cell: a tensor that is computed later, together with those of other instances.
 
-    Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``, ``np.asarray(v)``) makes this instance wait until it is.
+    Operators on it are recorded, too, each as a small cell. Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``,
+    ``np.asarray(v)``) makes this instance wait until it is computed.
     """
 
-    __slots__ = ("call", "position", "recorder")
+    __slots__ = ("kind", "level", "number", "stream")
 
-    def __init__(self, call: Call, position: int, recorder: Recorder) -> None:
-        self.call = call
-        self.position = position
-        self.recorder = recorder
-
-    @property
-    def kind(self) -> Kind:
-        return self.call.trace.results[self.position]
+    def __init__(self, stream: Stream, kind: Kind, number: int, level: int) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.number = number
+        self.level = level
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +62,7 @@ class Value:
 
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        return self.recorder.read(self)
+        return self.stream.recorder.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.read(), dtype)
@@ -99,86 +92,294 @@ class Value:
         return self.read() >= other
 
     def __repr__(self) -> str:
-        return f"<{self.kind} of cell {self.call.trace.cell.name}>"
+        return f"<{self.kind} of cell {self.stream.trace.cell.name}>"
 
-    def _compute(self, *_: Any) -> Any:
-        raise ProgramError(
-            f"{self!r} is computed with outside of a cell",
-            places=[("here", user_line())],
-            hint="what is computed from results of cells belongs into a cell: write a function, with @tp.cell",
-        )
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        for part in parts:
+            if not isinstance(part, int | slice | type(None) | type(...)):
+                raise ProgramError(
+                    f"{self!r} is indexed with {part!r}",
+                    places=[("here", user_line())],
+                    hint="outside of a cell an index is made of numbers and slices; inside, tp.take takes any",
+                )
+        # Slices cannot be hashed before Python 3.12.
+        key = tuple(("slice", p.start, p.stop, p.step) if isinstance(p, slice) else p for p in parts)
+        return self.stream.recorder.call(_item(key), (self,), {})
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _compute
-    __matmul__ = __rmatmul__ = __neg__ = __pow__ = __getitem__ = _compute
-    __iter__ = None
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self!r} has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(len(self)))
+
+    def __neg__(self) -> Any:
+        return self.stream.recorder.call(_operator("neg"), (self,), {})
+
+    def __abs__(self) -> Any:
+        return self.stream.recorder.call(_operator("abs"), (self,), {})
+
     __array_ufunc__ = None
 
 
-class Recorder:
-    """What the instances of one mini-batch have called so far, and not computed yet."""
+def _binary(name: str) -> None:
+    """Let ``Value`` have an operator, and its reflection."""
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
+    def there(self: Value, other: Any) -> Any:
+        return self.stream.recorder.call(_operator(name), (self, other), {})
+
+    def back(self: Value, other: Any) -> Any:
+        return self.stream.recorder.call(_operator(name), (other, self), {})
+
+    setattr(Value, f"__{name}__", there)
+    setattr(Value, f"__r{name}__", back)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _binary(_name)
+
+
+@cache
+def _operator(name: str) -> Cell:
+    return cell(getattr(operator, name), name=name)
+
+
+@cache
+def _item(parts: tuple[Any, ...]) -> Cell:
+    index = tuple(slice(*part[1:]) if isinstance(part, tuple) else part for part in parts)
+    return cell(lambda x: x.space[index], name="item")
+
+
+class Stream:
+    """Calls of one cell with arguments of one form: ``columns`` are what they were given, ``bases`` the numbers of
+    their first results."""
+
+    __slots__ = (
+        "anchor",
+        "bases",
+        "columns",
+        "flat",
+        "inside",
+        "is_value",
+        "known",
+        "levels",
+        "phase",
+        "record",
+        "recorder",
+        "results",
+        "size",
+        "trace",
+    )
+
+    def __init__(self, recorder: Recorder, trace: Trace, is_value: tuple[bool, ...], form: tuple[Any, ...]) -> None:
+        self.recorder = recorder
+        self.trace = trace
+        self.is_value = is_value
+        self.results = trace.results
+        self.size = len(trace.results)
+        leaf = tree_util.tree_structure(0)
+        several = tree_util.tree_structure((0,) * self.size)
+        self.flat = 0 if trace.structure == leaf else 1 if trace.structure == several else 2
+        """Whether the results are one tensor (0), a tuple of them (1), or something else (2)."""
+        self.phase = recorder.phases.join(trace)
+        self.anchor = trace in recorder.phases.anchors
+        self.inside: set[Stream] = set()
+        """Streams of this phase whose results were arguments here."""
+        self.known: set[Stream] = set()
+        """Others whose results were."""
+        self.columns: list[list[Any]] = [[] for _ in is_value]
+        self.bases: list[int] = []
+        self.levels: list[int] = []
+        self.record = specialised(self, form) if self.flat < 2 else None
+
+    def clear(self) -> None:
+        for column in (*self.columns, self.bases, self.levels):
+            column.clear()
+
+
+class Recorder:
+    """What the instances of one mini-batch have called so far; results from ``computed`` on are not computed yet."""
+
+    def __init__(self, cells: Iterable[Cell], phases: Phases) -> None:
         self.cells = set(cells)
-        self.traces: dict[Any, Trace] = {}
-        self.pending: list[Call] = []
+        self.phases = phases
+        self.streams: dict[Any, Stream] = {}
+        self.fast: dict[Cell, Callable[[tuple[Any, ...]], Any]] = {}
+        """Per cell how a call is recorded that looks like the latest one."""
+        self.count = 0
+        self.computed = 0
+        self.stale = False
+        """Whether phases have changed since calls were given their levels."""
+        self.starts: list[tuple[int, int]] = []
+        """From which number on results are an instance's."""
         self.fibers: Fibers | None = None
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, structure = tree_util.tree_flatten((args, kwargs))
-        arguments = []
-        kinds = []
-        for leaf in leaves:
-            if type(leaf) is not Value:
-                leaf = as_array(leaf, cell.name)
-                kinds.append(kind(leaf.shape, leaf.dtype))
-            elif leaf.recorder is self:
-                kinds.append(leaf.call.trace.results[leaf.position])
+        # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.
+        form: list[Any] = [cell]
+        known = not kwargs
+        for arg in args:
+            what = type(arg)
+            if what is Value:
+                form.append(arg.kind)
+            elif what is int or what is float:
+                form.append(what)
+            elif what is tuple and arg and all(type(part) is Value for part in arg):
+                form.append(tuple([part.kind for part in arg]))
+            elif what is np.ndarray and arg.dtype.kind in "biuf":
+                form.append((arg.shape, arg.dtype))
             else:
-                raise ProgramError(
-                    f"cell {cell.name}: {leaf!r} is of another mini-batch",
-                    places=[("here", user_line())],
-                    hint="do not keep results of cells from one mini-batch to the next",
-                )
-            arguments.append(leaf)
-        key = (cell, structure, tuple(kinds))
-        trace = self.traces.get(key)
-        if trace is None:
+                known = False
+        stream, leaves = self._stream(cell, args, kwargs, tuple(form) if known else None)
+        level = 0
+        for column, leaf in zip(stream.columns, leaves, strict=True):
+            if type(leaf) is not Value:
+                column.append(leaf)
+                continue
+            other = leaf.stream
+            if other.recorder is not self:
+                raise _kept(cell, leaf)
+            column.append(leaf.number)
+            if leaf.number >= self.computed:
+                if other not in stream.inside and other not in stream.known:
+                    self._connect(stream, other)
+                if other.phase == stream.phase and leaf.level >= level:
+                    level = leaf.level + 1
+        if stream.anchor:
+            level = -(-level // STRIDE) * STRIDE
+        base = self.count
+        stream.bases.append(base)
+        stream.levels.append(level)
+        self.count = base + stream.size
+        if known and stream.record is not None:
+            self.fast[cell] = stream.record
+        if stream.flat == 0:
+            return Value(stream, stream.results[0], base, level)
+        values = [Value(stream, kind, base + n, level) for n, kind in enumerate(stream.results)]
+        return tuple(values) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, values)
+
+    def _stream(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any], form: Any) -> tuple[Stream, list[Any]]:
+        """The stream of a call, and its arguments as a list."""
+        leaves, structure = tree_util.tree_flatten((args, kwargs))
+        is_value = tuple([type(leaf) is Value for leaf in leaves])
+        kinds = tuple([leaf.kind if type(leaf) is Value else kind_of(leaf, cell.name) for leaf in leaves])
+        form = (cell, structure, is_value, kinds) if form is None else form
+        stream = self.streams.get(form)
+        if stream is None:
             if cell.module is not None and cell not in self.cells:
                 raise ProgramError(
                     f"cell {cell.name} has parameters, and is not among the cells of this model",
                     places=[("here", user_line())],
                     hint=f'name it: tp.batch(model, cells={{"{cell.name}": ...}})',
                 )
-            trace = self.traces[key] = cell.trace(structure, tuple(kinds))
-        call = Call(trace, arguments)
-        self.pending.append(call)
-        results = [Value(call, n, self) for n in range(len(trace.results))]
-        return tree_util.tree_unflatten(trace.structure, results)
+            stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value, form)
+        return stream, leaves
+
+    def _connect(self, stream: Stream, other: Stream) -> None:
+        """Take note that a stream has arguments from another one."""
+        if self.phases.connect(stream.trace, other.trace):
+            self.stale = True
+            for one in self.streams.values():
+                one.phase = self.phases.number[one.trace]
+                one.inside.clear()
+                one.known.clear()
+        (stream.inside if other.phase == stream.phase else stream.known).add(other)
 
     def read(self, value: Value) -> np.ndarray[Any, Any]:
         if self.fibers is None:
             raise Reading
         return self.fibers.read(value)
 
-    def take(self, groups: Groups, hoisting: Hoisting) -> list[Call]:
-        """What is recorded, from now on no longer pending: what need not wait for a recursion is taken out of it, and
-        data are put into arenas where ``groups`` says so."""
-        calls, self.pending = self.pending, []
-        calls = hoisting.apply(calls, self)
-        for call in calls:
-            groups.see(call)
-        put: dict[int, Value] = {}
-        for call in calls:
-            for n, gathered in enumerate(groups[call.trace].gathered):
-                leaf = call.arguments[n]
-                if gathered and type(leaf) is not Value:
-                    if id(leaf) not in put:
-                        put[id(leaf)] = Value(Call(_data(call.trace.arguments[n]), [leaf]), 0, self)
-                    call.arguments[n] = put[id(leaf)]
-        data = [value.call for value in put.values()]
-        for call in data:
-            groups.see(call)
-        return data + calls
+    def instance(self, number: int) -> int | None:
+        """The instance that a result is of, where instances were recorded one after another."""
+        found = [instance for start, instance in self.starts if start <= number]
+        return found[-1] if found else None
+
+
+def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
+    """A function that records a call of this form: it gives None, and does nothing, where a call has another one.
+
+    Recording is what a mini-batch costs the host, so it is written out for each form of arguments, without loops: a
+    third of the time that ``Recorder.call`` takes.
+    """
+    if any(part is not int and part is not float and not isinstance(part, Kind | tuple) for part in form[1:]):
+        return None
+    constants: dict[str, Any] = {"Value": Value, "ndarray": np.ndarray, "stream": stream, "recorder": stream.recorder}
+    constants |= {"inside": stream.inside, "known": stream.known}
+    checks: list[str] = []
+    levels: list[str] = []
+    appends: list[str] = []
+
+    def value(name: str, kind: Kind) -> None:
+        n = len(appends)
+        constants[f"kind{n}"], constants[f"append{n}"] = kind, stream.columns[n].append
+        checks.append(f"if type({name}) is not Value or {name}.kind is not kind{n}: return None")
+        levels.extend(
+            [
+                f"s = {name}.stream; number{n} = {name}.number",
+                "if s in inside:",
+                f"    if number{n} >= computed and {name}.level >= level: level = {name}.level + 1",
+                f"elif s not in known and (number{n} >= computed or s.recorder is not recorder): return None",
+            ]
+        )
+        appends.append(f"append{n}(number{n})")
+
+    for n, part in enumerate(form[1:]):
+        name = f"a{n}"
+        if isinstance(part, Kind):
+            value(name, part)
+        elif isinstance(part, tuple) and isinstance(part[0], Kind):
+            parts = [f"{name}_{k}" for k in range(len(part))]
+            checks.append(f"if type({name}) is not tuple or len({name}) != {len(part)}: return None")
+            checks.append(f"{', '.join(parts)}, = {name}")
+            for inner, kind in zip(parts, part, strict=True):
+                value(inner, kind)
+        else:
+            k = len(appends)
+            constants[f"append{k}"] = stream.columns[k].append
+            if isinstance(part, tuple):
+                constants[f"shape{k}"], constants[f"dtype{k}"] = part
+                same = f"type({name}) is ndarray and {name}.shape == shape{k} and {name}.dtype == dtype{k}"
+            else:
+                same = f"type({name}) is {part.__name__}"
+            checks.append(f"if not ({same}): return None")
+            appends.append(f"append{k}({name})")
+    constants |= {"append_base": stream.bases.append, "append_level": stream.levels.append}
+    for n, kind in enumerate(stream.results):
+        constants[f"result{n}"] = kind
+    results = [f"Value(stream, result{n}, base + {n}, level)" for n in range(stream.size)]
+    unpacked = "".join(f"a{n}, " for n in range(len(form) - 1))
+    lines = [
+        f"if len(args) != {len(form) - 1}: return None",
+        *([f"{unpacked}= args"] if unpacked else []),
+        *checks,
+        "level = 0",
+        "computed = recorder.computed",
+        *levels,
+        *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
+        *appends,
+        f"base = recorder.count; recorder.count = base + {stream.size}",
+        "append_base(base); append_level(level)",
+        f"return {results[0]}" if stream.flat == 0 else f"return ({', '.join(results)},)",
+    ]
+    exec(_code("\n    ".join(["def record(args):", *lines])), constants)
+    record: Callable[[tuple[Any, ...]], Any] = constants["record"]
+    return record
+
+
+@cache
+def _code(source: str) -> Any:
+    return compile(source, "<recording of a call>", "exec")
+
+
+def _kept(cell: Cell, leaf: Value) -> ProgramError:
+    return ProgramError(
+        f"cell {cell.name}: {leaf!r} is of another mini-batch",
+        places=[("here", user_line())],
+        hint="do not keep results of cells from one mini-batch to the next",
+    )
 
 
 class Reading(BaseException):
@@ -186,85 +387,40 @@ class Reading(BaseException):
 
 
 @cache
-def _data(kind: Kind) -> Trace:
+def data_trace(kind: Kind) -> Trace:
     """The cell that puts data into an arena, as they are."""
     _, structure = tree_util.tree_flatten(((0,), {}))
     return dataclasses.replace(cell(lambda x: x, name="data").trace(structure, (kind,)), auxiliary=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """What kernels are made for."""
+@dataclass
+class Phases:
+    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
 
-    trace: Trace
-    gathered: tuple[bool, ...]
-    """Per argument whether it is a row of an arena."""
+    needs: dict[Trace, set[Trace]] = field(default_factory=dict)
+    number: dict[Trace, int] = field(default_factory=dict)
+    anchors: set[Trace] = field(default_factory=set)
 
+    def join(self, trace: Trace) -> int:
+        """The phase of a cell."""
+        if trace not in self.needs:
+            self.needs[trace] = set()
+            self._count()
+        return self.number[trace]
 
-class Groups(dict[Trace, Group]):
-    """How every cell gets its arguments: what was a row of an arena in some call is one in all calls after it."""
+    def connect(self, trace: Trace, other: Trace) -> bool:
+        """Let one need another: whether that is new."""
+        if other in self.needs[trace]:
+            return False
+        self.needs[trace].add(other)
+        self._count()
+        return True
 
-    def see(self, call: Call) -> None:
-        group = self.get(call.trace)
-        if group is None:
-            group = self[call.trace] = Group(call.trace, (False,) * len(call.arguments))
-        for n, leaf in enumerate(call.arguments):
-            if type(leaf) is Value and not group.gathered[n]:
-                gathered = (*group.gathered[:n], True, *group.gathered[n + 1 :])
-                group = self[call.trace] = Group(call.trace, gathered)
+    def is_recursive(self, trace: Trace) -> bool:
+        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
 
-
-_local = threading.local()
-
-
-def use(recorder: Recorder | None) -> None:
-    """Let this thread's calls of cells be recorded there."""
-    _local.recorder = recorder
-
-
-def recorder(cell: Cell) -> Recorder:
-    found: Recorder | None = getattr(_local, "recorder", None)
-    if found is None:
-        raise ProgramError(
-            f"cell {cell.name} is called outside of a batched model",
-            places=[("here", user_line())],
-            hint="batched = tp.batch(model), then batched([instance, ...])",
-        )
-    return found
-
-
-def current() -> Recorder | None:
-    found: Recorder | None = getattr(_local, "recorder", None)
-    return found
-
-
-def launches(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """Pending calls, those together that can be one launch, in an order in which they can be made."""
-    before = needs(calls)
-    phase = {trace: n for n, traces in enumerate(phases(before)) for trace in traces}
-    order = {trace: n for n, trace in enumerate(before)}
-    levels: dict[tuple[int, int, int], list[Call]] = {}
-    for call in calls:  # recorded after its arguments
-        call.phase = phase[call.trace]
-        level = 0
-        for leaf in call.arguments:
-            if type(leaf) is Value and leaf.call.rows is None and leaf.call.phase == call.phase:
-                level = max(level, leaf.call.level + 1)
-        call.level = level
-        levels.setdefault((call.phase, level, order[call.trace]), []).append(call)
-    for key in sorted(levels):
-        yield levels[key]
-
-
-def needs(calls: Sequence[Call]) -> dict[Trace, set[Trace]]:
-    """Whose results every cell needs that are not computed yet."""
-    before: dict[Trace, set[Trace]] = {}
-    for call in calls:
-        own = before.setdefault(call.trace, set())
-        for leaf in call.arguments:
-            if type(leaf) is Value and leaf.call.rows is None:
-                own.add(leaf.call.trace)
-    return before
+    def _count(self) -> None:
+        self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
 
 
 def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
@@ -291,6 +447,16 @@ def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
     for trace in before:
         if trace not in number:
             visit(trace)
+    return found
+
+
+def use(recorder: Any) -> None:
+    """Let this thread's calls of cells be recorded there."""
+    local.recorder = recorder
+
+
+def current() -> Recorder | None:
+    found: Recorder | None = local.recorder
     return found
 
 

@@ -1,0 +1,361 @@
+"""Recursive models: ours against PyTorch, one instance at a time and batched by hand, in one process, in turn.
+
+    python benchmarks/batching.py [--quick] [--device cpu|gpu] [--only PART[/PART...]]
+
+A case is MODEL/BATCH/SIZE/WHAT, such as ``tree_lstm/64/small/forward``; ``--only 64/small`` runs all that have both
+parts. The models are those of examples/batching. ``training`` is the gradient of the mean loss.
+
+Systems: ``tempo`` is the recursive Python function, recording and planning included; ``tempo forest`` gets trees as
+arrays; ``tempo unbatched`` computes every call of a cell by itself; ``torch eager`` runs one instance after another;
+``torch by hand`` is batched level by level. What runs for one instance at a time is timed for 64 instances at most, and
+its time is multiplied where there are more.
+
+On a CPU everything runs on one thread: the process is bound to one core before any library starts (sched_setaffinity),
+and PyTorch is told, too. ``floor_ms`` is how long the model's multiply-adds would take at the rate of the best of two
+libraries' large matrix products, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def options_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Recursive models against PyTorch.")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
+    parser.add_argument("--only", default="", metavar="PART[/PART...]", help="e.g. 64/small, or tree_lstm/8")
+    return parser.parse_args()
+
+
+OPTIONS = options_of() if __name__ == "__main__" else argparse.Namespace(quick=True, device="cpu", only="")
+if OPTIONS.device == "cpu" and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "batching"))
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from _batching_torch import MODELS as TORCH  # noqa: E402
+from common import Results, interleaved, medians, table, use_device  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import tempo as tp  # noqa: E402
+
+NAMES = {
+    "tree_lstm": "TreeLSTM",
+    "mv_rnn": "MVRNN",
+    "bi_rnn": "BiRNN",
+    "nested_rnn": "NestedRNN",
+    "drnn": "DRNN",
+    "berxit": "Berxit",
+    "stack_rnn": "StackRNN",
+}
+FORESTS = ("tree_lstm", "mv_rnn")
+BATCHES = (8, 64, 256)
+MOST_ALONE = 64
+"""How many instances run one at a time."""
+TOLERANCE = 1e-4
+
+
+def cases(only: str, quick: bool, device: str) -> list[tuple[str, int, str, str]]:
+    wanted = {part for part in only.split("/") if part}
+    found = []
+    for name in NAMES:
+        for batch in (8,) if quick else BATCHES:
+            for size in ("small",) if quick else ("small", "large"):
+                for what in ("forward", "training"):
+                    if what == "training" and TORCH[name].loss is None:
+                        continue
+                    # 64 transformers of 12 layers take a CPU's core a quarter of a minute, for each system.
+                    if name == "berxit" and device == "cpu" and batch > 8:
+                        continue
+                    if wanted <= {name, str(batch), size, what}:
+                        found.append((name, batch, size, what))
+    return found
+
+
+# -- what a model costs -----------------------------------------------------------------------------------------
+
+
+def flops(name: str, h: int, instances: Sequence[Any], results: Sequence[Any]) -> float:
+    """Twice the multiply-adds of the matrix products of a forward pass."""
+    if name in FORESTS:
+        leaves = sum(len(words(tree)) for tree in instances)
+        inner = leaves - len(instances)
+        if name == "tree_lstm":
+            return 2.0 * h * h * (3 * leaves + 5 * inner)
+        return 2.0 * inner * (4 * h * h + 2 * h**3)
+    if name == "bi_rnn":
+        return 2.0 * sum(map(len, instances)) * (12 * h * h + 10 * h)
+    if name == "nested_rnn":
+        return 2.0 * h * h * sum(6 + 2 * len(sentence) for document in instances for sentence in document)
+    if name == "drnn":
+        return 2.0 * h * (14 * h + 7) * sum(map(nodes, results))
+    if name == "berxit":
+        length = len(instances[0])
+        return sum(2.0 * depth * length * (12 * h * h + 2 * length * h) for _, depth in results)
+    reduces = sum(sum(actions) for _, actions in results)
+    return 2.0 * h * h * (4 * reduces + 3 * sum(len(actions) // 2 for _, actions in results))
+
+
+def words(tree: Any) -> list[int]:
+    return [tree] if isinstance(tree, int) else words(tree[0]) + words(tree[1])
+
+
+def nodes(tree: Any) -> int:
+    return 1 + sum(map(nodes, tree[1]))
+
+
+def product_rate(device: Any, quick: bool) -> float:
+    """How many operations a second large matrix products make, at best."""
+    n = 256 if quick else 1024 if device.platform == "cpu" else 8192
+    a = jax.device_put(np.random.default_rng(0).normal(size=(n, n)).astype(np.float32), device)
+    t = torch.tensor(np.asarray(a), device=torch_device(device))
+    product = jax.jit(jnp.matmul)
+
+    def in_torch() -> None:
+        t @ t
+        synchronise(device)
+
+    times = interleaved({"jax": lambda: product(a, a).block_until_ready(), "torch": in_torch}, 1.0)
+    return 2.0 * n**3 / (1e-3 * min(min(ms) for ms in times.values()))
+
+
+# -- PyTorch ----------------------------------------------------------------------------------------------------
+
+
+def torch_device(device: Any) -> str:
+    return "cpu" if device.platform == "cpu" else "cuda"
+
+
+def synchronise(device: Any) -> None:
+    if device.platform != "cpu":
+        torch.cuda.synchronize()
+
+
+class Operations(TorchDispatchMode):
+    """Counts what PyTorch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+# -- one case ---------------------------------------------------------------------------------------------------
+
+
+def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bool, results: Results) -> None:
+    name, batch, size, what = case
+    example = importlib.import_module(name)
+    h = 16 if quick else example.SMALL if size == "small" else example.LARGE
+    data = instances_of(name, example, batch, h, quick)
+    training = what == "training"
+    model = (example.Training if training else getattr(example, NAMES[name]))(h)
+    batched = tp.batch(model)
+    if training:
+        data = example.labelled(data)
+    p = {
+        key: torch.tensor(np.asarray(value), device=torch_device(device), requires_grad=training)
+        for key, value in batched.parameters.items()
+    }
+    given = [torch.tensor(one, device=torch_device(device)) for one in data] if name in ("drnn", "berxit") else data
+    alone = data[:MOST_ALONE]
+    times_alone = len(data) / len(alone)
+    expected = TORCH[name]
+
+    def in_torch(by_hand: bool) -> Callable[[], Any]:
+        some = given if by_hand else given[: len(alone)]
+
+        def forward() -> Any:
+            with torch.no_grad():
+                return expected.many(p, some) if by_hand else [expected.one(p, one) for one in some]
+
+        def step() -> Any:
+            loss = expected.mean_loss(p, some, by_hand)
+            return loss, torch.autograd.grad(loss, list(p.values()), allow_unused=True)
+
+        return step if training else forward
+
+    runs: dict[str, Callable[[], Any]] = {
+        "tempo": lambda: jax.block_until_ready(batched.value_and_grad(data) if training else batched(data)),
+        "torch eager": in_torch(False),
+        "torch by hand": in_torch(True),
+    }
+    if not training:
+        runs["tempo unbatched"] = lambda: jax.block_until_ready(batched.one_by_one(alone))
+    if name in FORESTS:
+        folded = example.folded(h)
+        trees = data if training else [(tree, 0) for tree in data]
+        start = time.perf_counter()
+        forest = example.forest(trees)
+        forest_ms = 1e3 * (time.perf_counter() - start)
+        runs["tempo forest"] = lambda: jax.block_until_ready(
+            folded.value_and_grad(forest) if training else folded(forest)
+        )
+    start = time.perf_counter()
+    found = runs["tempo"]()
+    first_s = time.perf_counter() - start
+    compiled = batched.programs
+    check(name, training, found, runs["torch by hand"]())
+    operations = {}
+    for system in ("torch eager", "torch by hand"):
+        with Operations() as counted:
+            runs[system]()
+        operations[system] = counted.count
+
+    host: dict[str, list[float]] = {}
+
+    def finished(system: str) -> Callable[[], None]:
+        def run() -> None:
+            start = time.perf_counter()
+            runs[system]()
+            host.setdefault(system, []).append(1e3 * (time.perf_counter() - start))
+            synchronise(device)
+
+        return run
+
+    timed = {system: finished(system) for system in runs if system != "tempo unbatched"}
+    ms = medians(interleaved(timed, seconds=0.3 if quick else 6.0, least_rounds=3, most_rounds=51))
+    if "tempo unbatched" in runs:
+        ms.update(medians(interleaved({"tempo unbatched": runs["tempo unbatched"]}, 0.1, 1, 3)))
+    for system in ("torch eager", "tempo unbatched"):
+        if system in ms:
+            ms[system] *= times_alone
+
+    outcome = found if not training else []
+    plain = [one[0] for one in data] if training else data
+    work = flops(name, h, plain, outcome) * (3 if training else 1)
+    floor = 1e3 * work / rate
+    other = min(ms["torch eager"], ms["torch by hand"])
+    common = {"hidden": h, "floor_ms": floor, "gflop": work / 1e9}
+    text = "/".join(map(str, case))
+    for system in ms:
+        figures: dict[str, Any] = {"ms": ms[system], "over_floor": ms[system] / floor}
+        if system in operations:
+            figures |= {"host_ms": float(np.median(host[system])) * (times_alone if "eager" in system else 1)}
+            figures["kernels"] = int(operations[system] * (times_alone if "eager" in system else 1))
+        elif system == "tempo":
+            s = batched.statistics
+            host_ms = {key: 1e3 * seconds for key, seconds in s.seconds.items()}
+            figures |= {"host_ms": host_ms, "device_ms": device_time(batched, data), "kernels": s.launches}
+            figures |= {"dispatches": s.dispatches, "calls": s.calls, "width": s.width, "padding": s.padding}
+            figures |= {"compiled": compiled, "first_s": first_s}
+        elif system == "tempo forest":
+            figures |= {"dispatches": 1, "forest_ms": forest_ms}
+        if system in ("tempo", "tempo forest"):
+            figures["ratio"] = ms[system] / other
+            figures["eager_over_ours"] = ms["torch eager"] / ms[system]
+            figures["by_hand_over_ours"] = ms["torch by hand"] / ms[system]
+        results.add(text, system, **figures, **common)
+
+
+def instances_of(name: str, example: Any, batch: int, h: int, quick: bool) -> list[Any]:
+    if name == "drnn":
+        return example.instances(batch, size=h)
+    if name == "berxit":
+        return example.instances(batch, size=h, length=8 if quick else example.LENGTH)
+    if name == "nested_rnn" and quick:
+        return example.instances(batch, least=2, most=4)
+    return example.instances(batch)
+
+
+def check(name: str, training: bool, ours: Any, theirs: Any) -> None:
+    """Ours is what PyTorch's is."""
+    if training:
+        loss, gradients = ours
+        expected, others = theirs
+        pairs = [(loss, expected), *zip(gradients.values(), others, strict=True)]
+    else:
+        theirs = list(zip(*theirs, strict=True)) if name in FORESTS else list(theirs)
+        leaves = jax.tree.leaves(theirs, is_leaf=lambda x: isinstance(x, torch.Tensor))
+        pairs = list(zip(jax.tree.leaves(ours), leaves, strict=True))
+    for a, b in pairs:
+        b = b.detach().cpu().numpy() if isinstance(b, torch.Tensor) else np.asarray(b)
+        worst = np.max(np.abs(np.asarray(a) - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0))
+        if not worst < TOLERANCE:
+            raise ValueError(f"{name}: results differ by {worst}")
+
+
+def device_time(batched: Any, data: Any) -> float:
+    """How long the forward kernels of a mini-batch take, started one after another without anything in between."""
+    run = batched._run(data, None, "raise")
+    fewest = float("inf")
+    for _ in range(3):
+        for one in run.runs:
+            one.lanes.status = None
+        jax.block_until_ready(list(run.store.arenas.values()))
+        start = time.perf_counter()
+        for one in run.runs:
+            batched._kernels.forward(one, run._own(one), run.store.arenas)
+        jax.block_until_ready(list(run.store.arenas.values()))
+        fewest = min(fewest, time.perf_counter() - start)
+    return 1e3 * fewest
+
+
+def summary(results: Results) -> str:
+    heads = (
+        "case",
+        "system",
+        "ms",
+        "x floor",
+        "ratio",
+        "eager / ours",
+        "by hand / ours",
+        "kernels",
+        "width",
+        "padding",
+    )
+    rows = []
+    for r in results.records:
+        rows.append(
+            (r["case"], r["system"], r["ms"], r["over_floor"])
+            + tuple(r.get(key, "") for key in ("ratio", "eager_over_ours", "by_hand_over_ours", "kernels", "width"))
+            + (r.get("padding", ""),)
+        )
+    return table(heads, rows)
+
+
+def main() -> int:
+    device = use_device(OPTIONS.device)
+    if device.platform == "cpu":
+        torch.set_num_threads(1)
+    rate = product_rate(device, OPTIONS.quick)
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    results = Results(
+        "batching", device=device.device_kind, quick=OPTIONS.quick, cores=threads, gflops=round(rate / 1e9, 1)
+    )
+    failed = []
+    chosen = cases(OPTIONS.only, OPTIONS.quick, device.platform)
+    if not chosen:
+        print(f"there is no case with all of: {OPTIONS.only}", file=sys.stderr)
+        return 1
+    for case in chosen:
+        print(f"{'/'.join(map(str, case))} ...", file=sys.stderr, flush=True)
+        try:
+            compare(case, device, rate, OPTIONS.quick, results)
+        except Exception:
+            traceback.print_exc()
+            failed.append("/".join(map(str, case)))
+    print(summary(results), file=sys.stderr)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

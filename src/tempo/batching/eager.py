@@ -1,0 +1,48 @@
+"""Cells computed one call at a time, as soon as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import tree_util
+
+from tempo.batching.cell import Cell, Trace, kind_of
+from tempo.batching.planning import stacked
+
+Array = Any
+
+
+@dataclass
+class Eager:
+    """The compiled bodies of cells."""
+
+    compiled: dict[Trace, Any] = field(default_factory=dict)
+
+    def recorder(self, parameters: Mapping[Cell, Mapping[str, Array]]) -> _Calls:
+        return _Calls(self, parameters)
+
+
+@dataclass
+class _Calls:
+    """Takes the place of a recorder."""
+
+    eager: Eager
+    parameters: Mapping[Cell, Mapping[str, Array]]
+    fast: dict[Cell, Any] = field(default_factory=dict)
+
+    def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, structure = tree_util.tree_flatten((args, kwargs))
+        kinds = [kind_of(leaf, cell.name) for leaf in leaves]
+        trace = cell.trace(structure, tuple(kinds))
+        if trace not in self.eager.compiled:
+            self.eager.compiled[trace] = jax.jit(trace)
+        arrays = [
+            leaf if isinstance(leaf, jax.Array) else stacked([leaf], k)[0]
+            for leaf, k in zip(leaves, kinds, strict=True)
+        ]
+        own = self.parameters.get(cell, {})
+        results = self.eager.compiled[trace]([own[name] for name in trace.parameters], arrays)
+        return tree_util.tree_unflatten(trace.structure, results)

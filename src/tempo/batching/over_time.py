@@ -1,0 +1,114 @@
+"""Cells that are programs over time: a recurrence over a sentence, inside of a tree of sentences.
+
+A program is compiled for the lengths of its arguments; calls with the same lengths are one kernel. Its function of
+arrays, loops over time included, is ``vmap``ped over the calls, as that of any other cell is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+import tempo as tp
+from tempo.errors import DtypeError, ProgramError, ShapeError, user_line
+from tempo.graph.node import Node
+from tempo.graph.structural import HOST, INPUT
+from tempo.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from tempo.batching.cell import Cell, Kind, Trace
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class OverTime:
+    """A program as the body of a cell. Its inputs that are named as parameters of ``parameters`` are those; the others
+    are the cell's arguments, in their order or by name."""
+
+    program: tp.Program
+    parameters: tp.nn.Module | None
+
+    def trace(self, cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
+        from tempo.batching.cell import Trace, kind
+
+        graph = self.program.graph
+        for node in graph.nodes:
+            if node.op is HOST or (node.op is INPUT and node.attributes["input"] == "seed"):
+                what = "calls the host" if node.op is HOST else "draws random numbers"
+                raise ProgramError(
+                    f"cell {cell.name} is a program that {what}",
+                    places=[("here", node.source)],
+                    hint="a cell is a function of its arguments",
+                )
+        if graph.emits or graph.stops:
+            raise ProgramError(
+                f"cell {cell.name} is a program that emits values, or stops on data", hint="let it only have outputs"
+            )
+        inputs = {node.attributes["input"]: node for node in graph.nodes if node.op is INPUT}
+        names = tuple(self.parameters.parameters()) if self.parameters is not None else ()
+        read = tuple(name for name in names if name in inputs)
+        free = [name for name in inputs if name not in names]
+        order = self._order(cell, structure, free)
+        bounds = _bounds(cell, {name: inputs[name] for name in order}, kinds)
+        run = Executable(graph, bounds)
+        lowering, wide = run._machine.lowering, run._machine.wide
+        if wide:
+            raise DtypeError(f"cell {cell.name} computes with 64 bits: 32 bits at most")
+        outputs = sorted(graph.outputs)  # as JAX orders the keys of a dict
+
+        def function(parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
+            given = {**dict(zip(read, parameters, strict=True)), **dict(zip(order, arguments, strict=True))}
+            apart = {
+                name: tuple(array) if name in run._machine.apart else array
+                for name, array in given.items()
+                if name in run._machine.inputs
+            }
+            found, _ = lowering(apart)
+            return tuple([found[name] for name in outputs])
+
+        shapes = self.parameters.parameters() if self.parameters is not None else {}
+        own = [jax.ShapeDtypeStruct(tuple(shapes[n].shape), np.dtype(shapes[n].dtype or np.float32)) for n in read]  # type: ignore[no-untyped-call]
+        given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in kinds]  # type: ignore[no-untyped-call]
+        results = tuple(kind(tuple(s.shape), np.dtype(s.dtype)) for s in jax.eval_shape(function, own, given))
+        form = 0 if len(outputs) == 1 else dict.fromkeys(outputs, 0)
+        return Trace(cell, tree_util.tree_structure(form), read, kinds, results, (), (), function=function)
+
+    def _order(self, cell: Cell, structure: Any, free: Sequence[str]) -> list[str]:
+        """The inputs that the arguments are, in their order."""
+        args, kwargs = tree_util.tree_unflatten(structure, range(structure.num_leaves))
+        named = dict(zip(free, args, strict=False)) | kwargs
+        if len(args) > len(free) or len(named) != len(args) + len(kwargs) or set(named) != set(free):
+            raise ProgramError(
+                f"cell {cell.name} is a program with the inputs {', '.join(free)}, "
+                f"called with {len(args)} arguments{''.join(f', {name}=' for name in kwargs)}",
+                places=[("here", user_line())],
+                hint="every input that is no parameter is an argument: an array",
+            )
+        if any(not isinstance(n, int) for n in named.values()):
+            raise ProgramError(
+                f"cell {cell.name} is a program: its arguments are arrays", places=[("here", user_line())]
+            )
+        return sorted(named, key=named.__getitem__)
+
+
+def _bounds(cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind]) -> dict[Any, int]:
+    """The numbers of steps that follow from the arguments."""
+    bounds: dict[Any, int] = {}
+    for (name, node), one in zip(inputs.items(), kinds, strict=True):
+        axes = len(node.domain)
+        if len(one.shape) != axes + len(node.shape):
+            raise ShapeError(
+                f"cell {cell.name}: argument {name} has shape {one.shape}: {axes} dims of time, then a value"
+            )
+        for dim, size in zip(node.domain, one.shape, strict=False):
+            if bounds.setdefault(dim.bound, size) != size:
+                raise ShapeError(
+                    f"cell {cell.name}: argument {name} has {size} steps of {dim.name}, another has {bounds[dim.bound]}"
+                )
+    return bounds

@@ -1,0 +1,204 @@
+"""Arithmetic outside of cells, gradients of inputs, ghost steps, indices, errors as results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo import nn
+
+
+def test_operators_on_results_are_small_cells() -> None:
+    double = tp.cell(lambda x: 2 * x, name="double")
+
+    def model(x: Any) -> Any:
+        y = double(x)
+        return [y + 1, 1 - y, y * y, y / 2, 12 / y, -y, y**2, y @ y, y[0], y[1:], abs(-y), y // 3, y % 3, sum(y)]
+
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    y = 2 * x
+    expected = [y + 1, 1 - y, y * y, y / 2, 12 / y, -y, y**2, y @ y, y[0], y[1:], y, y // 3, y % 3, y.sum()]
+    for found in tp.batch(model)([x, x]):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b)
+
+
+def test_operators_are_batched_and_differentiated() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            self.factor = nn.Parameter((), nn.init.constant(3.0))
+
+        def __call__(self, x: Any) -> Any:
+            return self.factor * x
+
+    scale = tp.cell(Scale())
+    batched = tp.batch(lambda x: scale(x) * scale(x) + 1, cells={"scale": scale})
+    value, gradients = batched.value_and_grad([1.0, 2.0])
+    assert value == (9 + 36) / 2 + 1
+    assert gradients["scale.factor"] == (6 + 24) / 2
+    assert batched.statistics.launches == 3
+
+
+def test_a_loss_may_be_in_parts() -> None:
+    square = tp.cell(lambda x: x * x, name="square")
+    batched = tp.batch(lambda xs: {"all": [square(x) for x in xs]})
+    assert batched.value_and_grad([[1.0, 2.0], [3.0]])[0] == (1 + 4 + 9) / 2
+
+
+def test_gradients_of_inputs() -> None:
+    times = tp.cell(lambda a, b: tp.sum(a * b), name="times")
+    plus = tp.cell(lambda a, b: a + b, name="plus")
+
+    def model(instance: Any) -> Any:
+        a, b, _ = instance["arrays"]
+        return times(plus(a, a), b)
+
+    rng = np.random.default_rng(0)
+    data = [{"arrays": [rng.normal(size=3) for _ in range(3)]} for _ in range(2)]
+    value, gradients, of_inputs = tp.batch(model).value_and_grad(data, inputs=lambda one: one["arrays"])
+    assert value == pytest.approx(np.mean([2 * (a * b).sum() for a, b, _ in (one["arrays"] for one in data)]), rel=1e-5)
+    assert gradients == {}
+    for one, (da, db, dc) in zip(data, of_inputs, strict=True):
+        a, b, _ = one["arrays"]
+        np.testing.assert_allclose(da, 2 * b / 2, rtol=1e-5)
+        np.testing.assert_allclose(db, 2 * a / 2, rtol=1e-5)
+        assert not dc.any()
+    with pytest.raises(tp.errors.GradientError) as error:
+        tp.batch(model).value_and_grad(data, inputs=lambda one: 3)
+    assert error.value.message == "inputs: there is no gradient with respect to 3"
+
+
+def test_ghost_steps_let_branches_of_unequal_length_meet_again() -> None:
+    step = tp.cell(lambda x: x + 1, name="step")
+    repair = tp.cell(lambda x: x * 2, name="repair")
+
+    def model(kinds: str) -> Any:
+        x: Any = 1.0
+        for kind in kinds:
+            x = step(x)
+            if kind == "b":
+                x = repair(x)
+        return x
+
+    def alone(kinds: str) -> float:
+        x = 1.0
+        for kind in kinds:
+            x = (x + 1) * (2 if kind == "b" else 1)
+        return x
+
+    data = ["abab" * 4, "aaab" * 4, "bbab" * 4]
+    batched = tp.batch(model)
+    for _ in range(2):
+        assert batched(data) == [alone(one) for one in data]
+        # One for the start, 16 steps, and a repair behind the 12 of them after which some instance has one.
+        assert batched.statistics.launches == 1 + 16 + 12
+    assert batched.statistics.calls == 3 * 16 + 8 + 4 + 12
+    # By depth alone, the instances drift apart.
+    batched._phases.anchors.clear()
+    assert batched(data) == [alone(one) for one in data]
+    assert batched.statistics.launches > 40
+
+
+def test_indices_out_of_range_are_errors() -> None:
+    class Look(nn.Module):
+        def __init__(self) -> None:
+            self.table = nn.Embedding(4, 2)
+
+        def __call__(self, word: Any) -> Any:
+            return self.table(word)
+
+    batched = tp.batch(lambda words: [look(word) for word in words], cells={"look": (look := tp.cell(Look()))})
+    rows = np.asarray(batched.parameters["look.table.weight"])
+    assert np.array_equal(batched([[0, -1]])[0], rows[[0, 3]])
+    for wrong in (4, -5):
+        with pytest.raises(tp.errors.InputError) as error:
+            batched([[0, 1], [3, wrong]])
+        assert error.value.message == "an index is out of range in cell look, called for instance 1"
+    assert np.array_equal(batched([[3]])[0][0], rows[3])
+
+
+def test_indices_of_forests_are_checked() -> None:
+    class Leaf(nn.Module):
+        def __init__(self) -> None:
+            self.table = nn.Embedding(4, 2)
+
+        def __call__(self, word: Any) -> Any:
+            return self.table(word)
+
+    model = tp.fold(Leaf(), lambda children: tp.sum(children, axis=0), loss=lambda state: tp.sum(state))
+    forest = tp.forest(children=[[1, 2], [], []], word=[9, 1, 4])
+    for run in (model, model.value_and_grad):
+        with pytest.raises(tp.errors.InputError) as error:
+            run(forest)
+        assert error.value.message == "an index is out of range in cell leaf, for node 2"
+
+
+def test_errors_as_results() -> None:
+    half = tp.cell(lambda x: x / 2, name="half")
+
+    def model(x: float) -> Any:
+        if x < 0:
+            raise KeyError(x)
+        return half(x)
+
+    def reading(x: float) -> Any:
+        return half(x) if float(half(model(x))) >= 0 else None
+
+    def parallel(x: float) -> Any:
+        return tp.parallel(lambda: reading(x), lambda: reading(1.0))[0]
+
+    for one in (model, reading, parallel):
+        batched = tp.batch(one)
+        first, error, last = batched([4.0, -1.0, 2.0], errors="return")
+        assert (first, last) == (2.0, 1.0)
+        assert isinstance(error, KeyError) and error.__notes__ == ["while the model ran on instance 1"]
+        with pytest.raises(KeyError):
+            batched([4.0, -1.0, 2.0])
+    with pytest.raises(tp.errors.InputError) as wrong:
+        batched([1.0], errors="ignore")
+    assert wrong.value.message == "errors is 'ignore'"
+
+
+def test_one_by_one_has_values_while_the_model_runs() -> None:
+    half = tp.cell(lambda x: x / 2, name="half")
+    seen = []
+
+    def model(x: float) -> Any:
+        y = half(x)
+        seen.append(float(y))
+        return half(y) if y > 1 else y
+
+    assert tp.batch(model).one_by_one([4.0, 1.0]) == [1.0, 0.5]
+    assert seen == [2.0, 0.5]
+
+
+def test_many_instances_are_cut_into_launches() -> None:
+    step = tp.cell(lambda x: x + 1, name="step")
+    batched = tp.batch(lambda x: step(step(x)))
+    assert batched(range(10_000)) == list(range(2, 10_002))
+    # Numbers that are arguments, then two levels: each in ten launches, so that no kernel is wider than 1024.
+    assert batched.statistics.launches == 30
+    assert batched.statistics.dispatches == 2
+
+
+def test_deep_recursion() -> None:
+    step = tp.cell(lambda x: x + 1, name="step")
+
+    def model(depth: int) -> Any:
+        return step(model(depth - 1)) if depth else 0.0
+
+    batched = tp.batch(model)
+    first, error = batched([1, 5_000], errors="return")
+    assert first == 1.0
+    assert isinstance(error, tp.errors.ProgramError)
+    assert error.message.startswith("the model's recursion on instance 1 is deeper than Python allows")
+    # A loop has no such limit, nor has a forest.
+    chain = tp.batch(lambda depth: [x := 0.0, *(x := step(x) for _ in range(depth))][-1])
+    assert chain([5_000, 1, 0]) == [5_000.0, 1.0, 0.0]
+    children = [[n + 1] for n in range(5_000)] + [[], []]
+    total = tp.fold(lambda: tp.constant(0.0), lambda children: tp.sum(children) + 1)
+    forest = tp.forest(children=children)
+    assert total(forest)[forest.roots].tolist() == [5_000.0, 0.0]
