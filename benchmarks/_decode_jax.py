@@ -47,18 +47,13 @@ def _made(shape: tuple[int, ...], begin: Array, dtype: Any) -> Array:
     return uniform(bits.astype(jnp.float32), jnp.float32(scale(shape))).reshape(shape).astype(dtype)
 
 
-def fused(config: Config) -> dict[str, Any]:
-    """The same with matrices side by side that multiply the same vector."""
+def by_layer(config: Config) -> dict[str, Any]:
+    """The same with a list of the parameters of each layer."""
     made = weights(config)
-    layers = []
-    for l in range(config.layers):
-        own = {name.removeprefix(f"layers.{l}."): made.pop(name) for name in [*made] if name.startswith(f"layers.{l}.")}
-        for kind in ("weight", "bias"):
-            for group, module, parts in (("qkv", "attention", "qkv"), ("gate_up", "mlp", ("gate", "up"))):
-                found = [own.pop(f"{module}.{part}_proj.{kind}", None) for part in parts]
-                if found[-1] is not None:
-                    own[f"{group}.{kind}"] = jnp.concatenate([part for part in found if part is not None])
-        layers.append(own)
+    layers = [
+        {name.removeprefix(f"layers.{l}."): made.pop(name) for name in [*made] if name.startswith(f"layers.{l}.")}
+        for l in range(config.layers)
+    ]
     return {**made, "layers": layers}
 
 
@@ -167,7 +162,7 @@ def forward(
     changed = []
     for layer, (keys, values) in zip(params["layers"], caches, strict=True):
         normal = norm(config, x, layer, "attention_norm")
-        qkv = linear(normal, layer, "qkv").reshape(batch, n, -1, config.head_size)
+        qkv = linear(normal, layer, "attention.qkv_proj").reshape(batch, n, -1, config.head_size)
         q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
         if config.rope_theta is not None:
             q, k = turned(config, q, positions), turned(config, k, positions)
@@ -202,7 +197,7 @@ def turned(config: Config, x: Array, positions: Array) -> Array:
 
 
 def mlp(config: Config, x: Array, layer: Mapping[str, Array]) -> Array:
-    y = linear(x, layer, "gate_up")
+    y = linear(x, layer, "mlp.gate_up_proj" if config.gated else "mlp.up_proj")
     if config.gated:
         gate, up = jnp.split(y, 2, axis=-1)
         y = jax.nn.silu(gate) * up
@@ -222,7 +217,7 @@ class JaxSystem:
         self.device = device
         self.name, self.candidates = fastest_attention(cell)
         self.attention = ATTENTIONS[self.name]
-        self.params = fused(cell.config)
+        self.params = by_layer(cell.config)
         self.forward = functools.partial(forward, cell.config, self.attention)
         self.caches: Caches = []
         self.programs: dict[str, Any] = {}

@@ -32,17 +32,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def weights(config: Config, device: torch.device) -> dict[str, Tensor]:
-    """The parameters by the names of ``tempo.llm``; those of matrices that multiply the same vector as one."""
-    made = {}
-    for n, (name, shape) in enumerate(shapes(config).items()):
-        made[name] = _weight(name, shape, n, DTYPES[config.dtype.name], device)
-    for l in range(config.layers):
-        for kind in ("weight", "bias"):
-            for group, module, parts in (("qkv", "attention", "qkv"), ("gate_up", "mlp", ("gate", "up"))):
-                found = [made.pop(f"layers.{l}.{module}.{part}_proj.{kind}", None) for part in parts]
-                if found[-1] is not None:
-                    made[f"layers.{l}.{group}.{kind}"] = torch.cat([part for part in found if part is not None])
-    return made
+    """The parameters by the names of ``tempo.llm``."""
+    dtype = DTYPES[config.dtype.name]
+    return {name: _weight(name, shape, n, dtype, device) for n, (name, shape) in enumerate(shapes(config).items())}
 
 
 def _weight(name: str, shape: tuple[int, ...], number: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -97,13 +89,18 @@ class Decoder(torch.nn.Module):
             cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         for l in range(config.layers):
             normal = self.norm(x, f"layers.{l}.attention_norm")
-            qkv = self.linear(normal, f"layers.{l}.qkv").view(batch, n, -1, config.head_size).transpose(1, 2)
+            qkv = (
+                self.linear(normal, f"layers.{l}.attention.qkv_proj")
+                .view(batch, n, -1, config.head_size)
+                .transpose(1, 2)
+            )
             q, k, v = qkv.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
             if cos is not None:
                 q, k = _turned(q, cos, sin), _turned(k, cos, sin)
             mixed = attend(l, q, k, v).transpose(1, 2).reshape(batch, n, -1)
             x = x + self.linear(mixed, f"layers.{l}.attention.o_proj")
-            y = self.linear(self.norm(x, f"layers.{l}.mlp_norm"), f"layers.{l}.gate_up")
+            up_proj = "gate_up_proj" if config.gated else "up_proj"
+            y = self.linear(self.norm(x, f"layers.{l}.mlp_norm"), f"layers.{l}.mlp.{up_proj}")
             if config.gated:
                 gate, up = y.chunk(2, dim=-1)
                 y = F.silu(gate) * up

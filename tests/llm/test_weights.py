@@ -58,13 +58,10 @@ def test_names_and_shapes_of_llama(checkpoint: Checkpoint) -> None:
     assert {name: shape for name, shape in found.items() if "layers.1" not in name} == {
         "embedding.weight": (320, 32),
         "layers.0.attention_norm.weight": (32,),
-        "layers.0.attention.q_proj.weight": (32, 32),
-        "layers.0.attention.k_proj.weight": (16, 32),
-        "layers.0.attention.v_proj.weight": (16, 32),
+        "layers.0.attention.qkv_proj.weight": (64, 32),
         "layers.0.attention.o_proj.weight": (32, 32),
         "layers.0.mlp_norm.weight": (32,),
-        "layers.0.mlp.gate_proj.weight": (48, 32),
-        "layers.0.mlp.up_proj.weight": (48, 32),
+        "layers.0.mlp.gate_up_proj.weight": (96, 32),
         "layers.0.mlp.down_proj.weight": (32, 48),
         "norm.weight": (32,),
         "head.weight": (320, 32),
@@ -78,12 +75,8 @@ def test_names_and_shapes_of_gpt2(checkpoint: Checkpoint) -> None:
         "positions.weight": (CONTEXT, 32),
         "layers.0.attention_norm.weight": (32,),
         "layers.0.attention_norm.bias": (32,),
-        "layers.0.attention.q_proj.weight": (32, 32),
-        "layers.0.attention.q_proj.bias": (32,),
-        "layers.0.attention.k_proj.weight": (32, 32),
-        "layers.0.attention.k_proj.bias": (32,),
-        "layers.0.attention.v_proj.weight": (32, 32),
-        "layers.0.attention.v_proj.bias": (32,),
+        "layers.0.attention.qkv_proj.weight": (96, 32),
+        "layers.0.attention.qkv_proj.bias": (96,),
         "layers.0.attention.o_proj.weight": (32, 32),
         "layers.0.attention.o_proj.bias": (32,),
         "layers.0.mlp_norm.weight": (32,),
@@ -110,7 +103,12 @@ def test_parameters_of_llama_and_its_relatives(kind: str, checkpoint: Checkpoint
         )
         module = model if name == "head.weight" else model.model
         theirs = theirs.replace("head", "lm_head")
-        np.testing.assert_array_equal(array, module.get_parameter(theirs).detach())
+        together = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+        parts = next(
+            ([theirs.replace(whole, part) for part in parts] for whole, parts in together.items() if whole in theirs),
+            [theirs],
+        )
+        np.testing.assert_array_equal(array, torch.cat([module.get_parameter(part).detach() for part in parts]))
 
 
 def test_linear_maps_of_gpt2_act_as_in_transformers(checkpoint: Checkpoint) -> None:
@@ -123,12 +121,9 @@ def test_linear_maps_of_gpt2_act_as_in_transformers(checkpoint: Checkpoint) -> N
 
     x = np.random.default_rng(0).standard_normal((5, 32), np.float32)
     with torch.no_grad():
-        q, k, v = layer.attn.c_attn(torch.from_numpy(x)).split(32, dim=-1)
         hidden = layer.mlp.c_fc(torch.from_numpy(x))
         for name, given, result in [
-            ("attention.q_proj", x, q),
-            ("attention.k_proj", x, k),
-            ("attention.v_proj", x, v),
+            ("attention.qkv_proj", x, layer.attn.c_attn(torch.from_numpy(x))),
             ("attention.o_proj", x, layer.attn.c_proj(torch.from_numpy(x))),
             ("mlp.up_proj", x, hidden),
             ("mlp.down_proj", hidden.numpy(), layer.mlp.c_proj(hidden)),
@@ -153,12 +148,18 @@ def test_shards(kind: str, checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_nothing_is_copied_and_nothing_can_be_written(kind: str, checkpoint: Checkpoint) -> None:
     weights = open_weights(checkpoint(kind)[0])
-    for array in [*weights.values(), *weights.parameters.values()]:
+    # Llama's files have parameters in parts, which are put together.
+    whole = [array for name, array in weights.parameters.items() if kind == "gpt2" or not _is_in_parts(name)]
+    for array in [*weights.values(), *whole]:
         assert not array.flags.writeable
         base: Any = array
         while isinstance(base, np.ndarray):
             base = base.base
         assert isinstance(base, mmap.mmap)
+
+
+def _is_in_parts(name: str) -> bool:
+    return "qkv_proj" in name or "gate_up_proj" in name
 
 
 def test_a_summary(checkpoint: Checkpoint) -> None:

@@ -20,8 +20,12 @@ def reference(heads, kv_heads, head_size, window=T, sinks=0, rope=None, scale=No
         def split(y, heads):
             return y.reshape(B, T, heads, head_size).transpose(1, 2)
 
-        q = split(project("q_proj", x), heads)
-        k, v = (split(project(name, x), kv_heads) for name in ("k_proj", "v_proj"))
+        if "qkv_proj.weight" in weights:
+            sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
+            q, k, v = project("qkv_proj", x).split(sizes, -1)
+        else:
+            q, k, v = (project(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
         query, key = torch.arange(T)[:, None], torch.arange(T)
         first = torch.zeros(B, 1, 1, 1) if start is None else start[:, 0, None, None, None]
         seen = (key <= query) & (key >= first) & ((key > query - window) | (key < first + sinks))
@@ -46,6 +50,15 @@ def test_grouped_queries_biases_and_scale():
     agree(
         nn.Attention(6, heads=4, kv_heads=2, head_size=3, bias=True, out_bias=False, scale=0.3),
         reference(4, 2, 3, scale=0.3),
+        numbers(B, T, 6),
+        call=attend,
+    )
+
+
+def test_one_product_for_queries_keys_and_values():
+    agree(
+        nn.Attention(6, heads=4, kv_heads=2, head_size=3, bias=True, fused=True),
+        reference(4, 2, 3),
         numbers(B, T, 6),
         call=attend,
     )

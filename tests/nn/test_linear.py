@@ -52,3 +52,11 @@ def test_swiglu():
             return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
     agree(nn.SwiGLU(3, 5), functional(Reference()), numbers(B, T, 3))
+
+
+def test_swiglu_in_one_product():
+    def reference(x, **weights):
+        gate, up = (x @ weights["gate_up_proj.weight"].T + weights["gate_up_proj.bias"]).split(5, -1)
+        return (torch.nn.functional.silu(gate) * up) @ weights["down_proj.weight"].T + weights["down_proj.bias"]
+
+    agree(nn.SwiGLU(3, 5, bias=True, fused=True), reference, numbers(B, T, 3))

@@ -76,10 +76,11 @@ class Layer(nn.Module):
             rope=rope,
             bias=config.qkv_bias,
             out_bias=config.output_bias,
+            fused=True,
         )
         self.mlp_norm = _norm(config)
-        feed_forward = nn.SwiGLU if config.gated else FeedForward
-        self.mlp = feed_forward(config.width, config.hidden, config.mlp_bias, ACTIVATIONS[config.activation])
+        sizes, activation = (config.width, config.hidden, config.mlp_bias), ACTIVATIONS[config.activation]
+        self.mlp = nn.SwiGLU(*sizes, activation, fused=True) if config.gated else FeedForward(*sizes, activation)
 
     def __call__(
         self, x: Tensor, t: tp.Dim, start: Tensor | None, position: Tensor, past: States | None

@@ -5,13 +5,11 @@ The names are those that ``tempo.nn`` gives: a decoder whose attributes are call
     embedding.weight                   (vocabulary, width)
     positions.weight                   (context, width)                  learned positions only
     layers.0.attention_norm.weight     (width,)
-    layers.0.attention.q_proj.weight   (heads * head_size, width)
-    layers.0.attention.k_proj.weight   (kv_heads * head_size, width)
-    layers.0.attention.v_proj.weight   (kv_heads * head_size, width)
+    layers.0.attention.qkv_proj.weight ((heads + 2 * kv_heads) * head_size, width)
     layers.0.attention.o_proj.weight   (width, heads * head_size)
     layers.0.mlp_norm.weight           (width,)
-    layers.0.mlp.gate_proj.weight      (hidden, width)                   gated MLPs only
-    layers.0.mlp.up_proj.weight        (hidden, width)
+    layers.0.mlp.gate_up_proj.weight   (2 * hidden, width)               gated MLPs only
+    layers.0.mlp.up_proj.weight        (hidden, width)                   others
     layers.0.mlp.down_proj.weight      (width, hidden)
     norm.weight                        (width,)
     head.weight                        (vocabulary, width)               not where it is the embedding
@@ -22,7 +20,10 @@ Layer norms, and the ``_proj`` that the configuration says so of, also have a ``
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from tempo.llm.config import Config
 from tempo.llm.files import Array
@@ -32,18 +33,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint keeps a parameter: in the tensor ``name``, of this shape."""
+    """Where a checkpoint keeps a parameter: in the tensors ``names``, which are its rows one after the other."""
 
-    name: str
-    shape: Shape
-    columns: tuple[int, int] | None = None
-    """From where to where on the last axis, if several parameters lie side by side in the tensor."""
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
     transposed: bool = False
 
-    def view(self, stored: Array) -> Array:
-        """The parameter in the stored tensor, without a copy."""
-        part = stored if self.columns is None else stored[..., slice(*self.columns)]
-        return part.T if self.transposed else part
+    def read(self, stored: Mapping[str, Array]) -> Array:
+        """The parameter: a view where it is one tensor, a new array where it is several."""
+        parts = [stored[name].T if self.transposed else stored[name] for name in self.names]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def shapes(config: Config) -> dict[str, Shape]:
@@ -64,14 +63,13 @@ def shapes(config: Config) -> dict[str, Shape]:
         add("positions", config.context, width)
     for l in range(config.layers):
         add(f"layers.{l}.attention_norm", width, bias=centred)
-        add(f"layers.{l}.attention.q_proj", queries, width, bias=config.qkv_bias)
-        add(f"layers.{l}.attention.k_proj", keys, width, bias=config.qkv_bias)
-        add(f"layers.{l}.attention.v_proj", keys, width, bias=config.qkv_bias)
+        add(f"layers.{l}.attention.qkv_proj", queries + 2 * keys, width, bias=config.qkv_bias)
         add(f"layers.{l}.attention.o_proj", width, queries, bias=config.output_bias)
         add(f"layers.{l}.mlp_norm", width, bias=centred)
         if config.gated:
-            add(f"layers.{l}.mlp.gate_proj", hidden, width, bias=config.mlp_bias)
-        add(f"layers.{l}.mlp.up_proj", hidden, width, bias=config.mlp_bias)
+            add(f"layers.{l}.mlp.gate_up_proj", 2 * hidden, width, bias=config.mlp_bias)
+        else:
+            add(f"layers.{l}.mlp.up_proj", hidden, width, bias=config.mlp_bias)
         add(f"layers.{l}.mlp.down_proj", width, hidden, bias=config.mlp_bias)
     add("norm", width, bias=centred)
     if not config.tied:
@@ -84,9 +82,7 @@ _GPT2 = {
     "embedding": "transformer.wte",
     "positions": "transformer.wpe",
     "layers.*.attention_norm": "transformer.h.*.ln_1",
-    "layers.*.attention.q_proj": "transformer.h.*.attn.c_attn",
-    "layers.*.attention.k_proj": "transformer.h.*.attn.c_attn",
-    "layers.*.attention.v_proj": "transformer.h.*.attn.c_attn",
+    "layers.*.attention.qkv_proj": "transformer.h.*.attn.c_attn",
     "layers.*.attention.o_proj": "transformer.h.*.attn.c_proj",
     "layers.*.mlp_norm": "transformer.h.*.ln_2",
     "layers.*.mlp.up_proj": "transformer.h.*.mlp.c_fc",
@@ -97,13 +93,10 @@ _GPT2 = {
 _LLAMA = {
     "embedding": "model.embed_tokens",
     "layers.*.attention_norm": "model.layers.*.input_layernorm",
-    "layers.*.attention.q_proj": "model.layers.*.self_attn.q_proj",
-    "layers.*.attention.k_proj": "model.layers.*.self_attn.k_proj",
-    "layers.*.attention.v_proj": "model.layers.*.self_attn.v_proj",
+    "layers.*.attention.qkv_proj": "model.layers.*.self_attn.{q,k,v}_proj",
     "layers.*.attention.o_proj": "model.layers.*.self_attn.o_proj",
     "layers.*.mlp_norm": "model.layers.*.post_attention_layernorm",
-    "layers.*.mlp.gate_proj": "model.layers.*.mlp.gate_proj",
-    "layers.*.mlp.up_proj": "model.layers.*.mlp.up_proj",
+    "layers.*.mlp.gate_up_proj": "model.layers.*.mlp.{gate,up}_proj",
     "layers.*.mlp.down_proj": "model.layers.*.mlp.down_proj",
     "norm": "model.norm",
     "head": "lm_head",
@@ -118,20 +111,26 @@ def places(config: Config) -> dict[str, Place]:
 
 def expected(config: Config) -> dict[str, Shape]:
     """The tensors of a checkpoint with their shapes."""
-    return {place.name: place.shape for place in places(config).values()}
+    found = places(config).values()
+    return {name: shape for place in found for name, shape in zip(place.names, place.shapes, strict=True)}
 
 
 def _place(config: Config, name: str, shape: Shape) -> Place:
     module, kind = name.rsplit(".", 1)
     layer = "".join(re.findall(r"^layers\.(\d+)", module))
     stored = _MODULES[config.architecture][re.sub(r"^layers\.\d+", "layers.*", module)].replace("*", layer)
-    stored_name = f"{stored}.{kind}"
-    # GPT-2 keeps matrices as (inputs, outputs), and those of queries, keys and values as one.
-    if config.architecture != "gpt2" or not module.endswith("_proj"):
-        return Place(stored_name, shape)
-    turned = shape[::-1]
-    if not stored.endswith("c_attn"):
-        return Place(stored_name, turned, transposed=True)
-    first = ("q_proj", "k_proj", "v_proj").index(module.rsplit(".", 1)[1]) * turned[-1]
-    fused = turned[:-1] + (3 * turned[-1],)
-    return Place(stored_name, fused, (first, first + turned[-1]), transposed=True)
+    before, _, rest = stored.partition("{")
+    if not rest:
+        # GPT-2 keeps matrices as (inputs, outputs).
+        transposed = config.architecture == "gpt2" and module.endswith("_proj")
+        return Place((f"{stored}.{kind}",), (shape[::-1] if transposed else shape,), transposed)
+    parts, _, after = rest.partition("}")
+    names = tuple(f"{before}{part}{after}.{kind}" for part in parts.split(","))
+    return Place(names, tuple((rows, *shape[1:]) for rows in _rows(config, len(names))))
+
+
+def _rows(config: Config, parts: int) -> tuple[int, ...]:
+    """How long the tensors are that make one: queries, keys and values, or two halves of an MLP."""
+    if parts == 2:
+        return config.hidden, config.hidden
+    return config.heads * config.head_size, *(2 * [config.kv_heads * config.head_size])

@@ -11,7 +11,7 @@ import tempo as tp
 from tempo.errors import ModelError
 from tempo.llm.config import Config
 from tempo.llm.files import Array, PathLike, map_safetensors, read_fields
-from tempo.llm.parameters import expected, places
+from tempo.llm.parameters import Place, expected, places
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_CONFIG = "config.json must be the one that the weights were saved with"
@@ -31,12 +31,12 @@ class Weights(Mapping[str, Array]):
     """The arrays of a checkpoint by the names that transformers gives them, and by Tempo's in ``parameters``.
 
     Arrays are read-only views of the files, in the dtype that is stored: opening reads no weights, and what nobody
-    looks at is never read.
+    looks at is never read. A parameter that files keep in several parts is put together each time it is asked for.
 
     >>> config = Config.load("checkpoints/llama")  # doctest: +SKIP
     >>> weights = Weights("checkpoints/llama", config)  # doctest: +SKIP
-    >>> weights.parameters["layers.0.attention.q_proj.weight"].shape  # doctest: +SKIP
-    (2048, 2048)
+    >>> weights.parameters["layers.0.attention.qkv_proj.weight"].shape  # doctest: +SKIP
+    (3072, 2048)
     """
 
     parameters: Mapping[str, Array]
@@ -50,7 +50,7 @@ class Weights(Mapping[str, Array]):
         for name, shape in needed.items():
             _check(name, stored[name], shape)
         self._arrays = {name: stored[name].array for name in needed}
-        self.parameters = {name: place.view(self._arrays[place.name]) for name, place in places(config).items()}
+        self.parameters = _Parameters(places(config), self._arrays)
 
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]
@@ -64,6 +64,21 @@ class Weights(Mapping[str, Array]):
     def __repr__(self) -> str:
         size = sum(array.nbytes for array in self._arrays.values())
         return f"<Weights of '{self.directory}': {len(self)} tensors, {size:,} bytes>"
+
+
+class _Parameters(Mapping[str, Array]):
+    def __init__(self, places: Mapping[str, Place], stored: Mapping[str, Array]) -> None:
+        self._places = places
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Array:
+        return self._places[name].read(self._stored)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _stored(directory: Path) -> dict[str, _Stored]:

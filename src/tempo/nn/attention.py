@@ -20,7 +20,9 @@ class Attention(Module):
     ``sinks`` the first so many steps as well. Query head n uses key and value head ``n // (heads / kv_heads)``.
 
     Parameters: those of q_proj, ``Linear(size, heads * head_size)``, k_proj and v_proj,
-    ``Linear(size, kv_heads * head_size)``, and o_proj, ``Linear(heads * head_size, size)``.
+    ``Linear(size, kv_heads * head_size)``, and o_proj, ``Linear(heads * head_size, size)``. With ``fused``, the first
+    three are qkv_proj, ``Linear(size, (heads + 2 * kv_heads) * head_size)``: one product in place of three, which for
+    a few tokens at a time is faster.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Attention(Module):
         scale: float | None = None,
         bias: bool = False,
         out_bias: bool | None = None,
+        fused: bool = False,
     ) -> None:
         if head_size is None and size % heads:
             raise wrong(self, f"{size} features do not divide into {heads} heads", "give head_size=...")
@@ -51,9 +54,13 @@ class Attention(Module):
         self.sinks = sinks
         self.rope = rope
         self.scale = 1 / math.sqrt(self.head_size) if scale is None else scale
-        self.q_proj = Linear(size, self.heads * self.head_size, bias)
-        self.k_proj = Linear(size, self.kv_heads * self.head_size, bias)
-        self.v_proj = Linear(size, self.kv_heads * self.head_size, bias)
+        self.fused = fused
+        if fused:
+            self.qkv_proj = Linear(size, (self.heads + 2 * self.kv_heads) * self.head_size, bias)
+        else:
+            self.q_proj = Linear(size, self.heads * self.head_size, bias)
+            self.k_proj = Linear(size, self.kv_heads * self.head_size, bias)
+            self.v_proj = Linear(size, self.kv_heads * self.head_size, bias)
         self.o_proj = Linear(self.heads * self.head_size, size, bias if out_bias is None else out_bias)
 
     def __call__(
@@ -74,9 +81,18 @@ class Attention(Module):
 
     def states(self, x: tp.RecurrentTensor, position: Any) -> tuple[tp.RecurrentTensor, tp.RecurrentTensor]:
         """What other steps see of this one: its keys and its values, each (kv_heads, head_size)."""
-        k = self.k_proj(x).reshape(self.kv_heads, self.head_size)
-        v = self.v_proj(x).reshape(self.kv_heads, self.head_size)
+        k, v = self._heads(x, "k"), self._heads(x, "v")
         return (k if self.rope is None else self.rope(k, position)), v
+
+    def _heads(self, x: tp.RecurrentTensor, kind: str) -> tp.RecurrentTensor:
+        """The queries, keys or values of a step: (heads or kv_heads, head_size)."""
+        count = self.heads if kind == "q" else self.kv_heads
+        if not self.fused:
+            linear: Linear = getattr(self, f"{kind}_proj")
+            return linear(x).reshape(count, self.head_size)
+        together = self.qkv_proj(x).reshape(self.heads + 2 * self.kv_heads, self.head_size)
+        first = {"q": 0, "k": self.heads, "v": self.heads + self.kv_heads}[kind]
+        return together.space[first : first + count]
 
     def attend(
         self,
@@ -89,7 +105,7 @@ class Attention(Module):
     ) -> tp.RecurrentTensor:
         """What step t sees of the keys and the values of all steps: a way to attend to more than ``states`` gives,
         such as the end of an earlier sequence."""
-        q = self.q_proj(x).reshape(self.heads, self.head_size)
+        q = self._heads(x, "q")
         if self.rope is not None:
             q = self.rope(q, t if position is None else position)
         ranges = self._ranges(t, start)

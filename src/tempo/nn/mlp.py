@@ -35,6 +35,7 @@ class SwiGLU(Module):
     """``down(activation(gate(x)) * up(x))``, the feed-forward part of Llama: shape (..., size), kept.
 
     Parameters: those of gate_proj and up_proj, ``Linear(size, hidden)``, and of down_proj, ``Linear(hidden, size)``.
+    With ``fused``, the first two are gate_up_proj, ``Linear(size, 2 * hidden)``: one product in place of two.
     """
 
     def __init__(
@@ -43,11 +44,22 @@ class SwiGLU(Module):
         hidden: int,
         bias: bool = False,
         activation: Callable[[tp.RecurrentTensor], tp.RecurrentTensor] = tp.silu,
+        fused: bool = False,
     ) -> None:
+        self.hidden = hidden
         self.activation = activation
-        self.gate_proj = Linear(size, hidden, bias)
-        self.up_proj = Linear(size, hidden, bias)
+        self.fused = fused
+        if fused:
+            self.gate_up_proj = Linear(size, 2 * hidden, bias)
+        else:
+            self.gate_proj = Linear(size, hidden, bias)
+            self.up_proj = Linear(size, hidden, bias)
         self.down_proj = Linear(hidden, size, bias)
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        if self.fused:
+            both = self.gate_up_proj(x)
+            gate, up = both.space[..., : self.hidden], both.space[..., self.hidden :]
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(self.activation(gate) * up)
