@@ -25,5 +25,5 @@ def test_a_case(tmp_path: Path) -> None:
     )
     assert found.returncode == 0, found.stderr
     (line,) = (json.loads(line) for line in found.stdout.splitlines())
-    assert (line["bench"], line["case"], line["steps"]) == ("learning", "a2c CartPole", 384)
+    assert (line["bench"], line["case"], line["steps"]) == ("learning", "a2c CartPole", 1536)
     assert (tmp_path / "curves.png").stat().st_size > 1000

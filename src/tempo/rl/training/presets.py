@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "epochs": 8,
             "gamma": 0.9,
             "rate": 2e-3,
+            "clip_value": False,  # values go down to -160
             "entropy_weight": 0.0,
         },
     },
@@ -38,7 +39,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "a2c": {
         "": {"total": 500_000, "count": 16, "steps": 8},
-        "CartPole": {"total": 200_000, "count": 16, "steps": 8},
+        "CartPole": {"total": 300_000, "count": 16, "steps": 32, "rate": 3e-3},
     },
     "dqn": {
         "": {"total": 500_000, "count": 4},
