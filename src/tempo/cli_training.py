@@ -75,7 +75,7 @@ def train(options: argparse.Namespace) -> int:
     directory = Path(options.directory or f"runs/{options.algorithm}-{options.env.replace('/', '-')}-{options.seed}")
     algorithm = build(options.algorithm, options.env, settings, options.seed)
     directory.mkdir(parents=True, exist_ok=True)
-    if not options.resume and not (directory / SETTINGS).exists():
+    if not (directory / SETTINGS).exists():
         about = {"algorithm": options.algorithm, "env": options.env, "seed": options.seed, "settings": settings}
         (directory / SETTINGS).write_text(json.dumps(about, indent=2) + "\n")
     trained = rl.train(

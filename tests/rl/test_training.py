@@ -41,10 +41,14 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jax", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["within", "gymnasium"])
-def test_a_training_goes_on_to_the_bit(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KilledError after its second checkpoint, with more of the log written: parameters and log as without."""
-    expected = rl.train(small(make(kind)), tmp_path / "whole", seed=5, every=2, backend="numpy")
+def test_a_training_goes_on_to_the_bit(
+    kind: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after its second checkpoint, with more of the log written: parameters and log as without."""
+    how: dict[str, Any] = {"seed": 5, "every": 2, "backend": backend}
+    expected = rl.train(small(make(kind)), tmp_path / "whole", **how)
 
     save = Checkpoints.save
     saved = []
@@ -57,11 +61,11 @@ def test_a_training_goes_on_to_the_bit(kind: str, tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", save_twice)
         with pytest.raises(KilledError):
-            rl.train(small(make(kind)), tmp_path / "parts", seed=5, every=2, backend="numpy")
+            rl.train(small(make(kind)), tmp_path / "parts", **how)
     assert len(rl.read_log(tmp_path / "parts")["loss"]) == 6
     assert [path.name for path in sorted((tmp_path / "parts" / "checkpoints").iterdir())] == ["00000002", "00000004"]
 
-    found = rl.train(small(make(kind)), tmp_path / "parts", seed=5, every=2, resume=True, backend="numpy")
+    found = rl.train(small(make(kind)), tmp_path / "parts", resume=True, **how)
     assert [row["iteration"] for row in found.log] == [4, 5]
     assert found.parameters.keys() == expected.parameters.keys()
     for name, array in expected.parameters.items():

@@ -43,13 +43,13 @@ def plot_curves(
     FigureCanvasAgg(figure)
     panels: Any = figure.subplots(1, max(len(curves), 1), squeeze=False)
     for panel, (name, logs) in zip(panels[0], curves.items(), strict=False):
-        steps = np.asarray(min((log["steps"] for log in logs), key=len))
+        steps = np.asarray(min((log["steps"] for log in logs), key=len)) / 1000
         values = np.stack([_smoothed(np.asarray(log[column], float), smooth)[: len(steps)] for log in logs])
         line = panel.plot(steps, values.mean(0), linewidth=1.2)[0]
         if len(logs) > 1:
             panel.fill_between(steps, values.min(0), values.max(0), color=line.get_color(), alpha=0.25, linewidth=0)
         panel.set_title(name, fontsize=9)
-        panel.set_xlabel("steps", fontsize=8)
+        panel.set_xlabel("thousand steps", fontsize=8)
         panel.tick_params(labelsize=7)
     panels[0][0].set_ylabel(column.replace("_", " "), fontsize=8)
     unfinished = Path(path).with_name(f".{Path(path).name}")

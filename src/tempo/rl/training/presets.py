@@ -20,7 +20,7 @@ WITHIN: dict[str, type[Environment]] = {
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "": {"total": 500_000, "count": 8, "steps": 128},
-        "Acrobot": {"total": 200_000, "count": 16, "steps": 128, "rate": 1e-3},
+        "Acrobot": {"total": 400_000, "count": 16, "steps": 128, "rate": 1e-3},
         "CartPole": {"total": 300_000, "count": 8, "steps": 128, "rate": 2.5e-3},
         "Pendulum": {
             "total": 300_000,
@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "epochs": 8,
             "gamma": 0.9,
             "rate": 2e-3,
+            "clip_value": False,  # values go down to -160
             "entropy_weight": 0.0,
         },
     },
@@ -38,11 +39,11 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "a2c": {
         "": {"total": 500_000, "count": 16, "steps": 8},
-        "CartPole": {"total": 200_000, "count": 16, "steps": 8},
+        "CartPole": {"total": 300_000, "count": 16, "steps": 32, "rate": 3e-3},
     },
     "dqn": {
         "": {"total": 500_000, "count": 4},
-        "CartPole": {"total": 200_000, "count": 4, "gamma": 0.98, "rate": 2e-3, "target_rate": 0.005},
+        "CartPole": {"total": 240_000, "count": 4, "batch": 64},
     },
     "reinforce": {
         "": {"total": 500_000, "count": 16, "steps": 64},

@@ -54,8 +54,8 @@ def train(
     In ``directory`` it leaves ``progress.csv``, event files for TensorBoard, ``curve.png`` (if matplotlib is there),
     ``parameters.safetensors`` in the end, and a checkpoint after ``every`` iterations. With ``resume``, a training that
     was interrupted goes on from its newest checkpoint, with the results that it would have had, to the bit.
-    ``progress`` shows how it goes on stderr. By default, iterations are made one by one, in little memory
-    (``plan=tp.Plan(blocks={"i": 1})``).
+    ``progress`` shows how it goes on stderr. Without a ``plan``, a CPU makes iterations one by one, in little memory
+    (``tp.Plan(blocks={"i": 1})``), and a GPU as many at once as fit.
     """
     if every < 1:
         raise tp.errors.ProgramError(
@@ -63,9 +63,8 @@ def train(
             places=[("here", tp.errors.user_line())],
             hint="every is 1 or more",
         )
-    run = algorithm.program.compile(
-        algorithm.bounds, backend=backend, device=device, plan=tp.Plan(blocks={"i": 1}) if plan is None else plan
-    )
+    plan = _plan(backend, device) if plan is None else plan
+    run = algorithm.program.compile(algorithm.bounds, backend=backend, device=device, plan=plan)
     if directory is None:
         recorder = Recorder(algorithm, None, progress, 0)
         with contextlib.closing(recorder):
@@ -183,6 +182,18 @@ class Recorder:
             done = {"iteration": self.rows, "steps": (self.rows + 1) * self.steps, "seconds": now - self.start}
             yield {**done, "steps_per_second": rate, **{name: known[name] for name in self.names}}
             self.rows += 1
+
+
+def _plan(backend: str, device: str | None) -> Any:
+    """Draws for all iterations at once would take memory, and all of it would go into checkpoints. But on a GPU, where
+    much is computed beside the loop that acts, blocks of i take it apart into several loops, the last of which emits
+    everything in the end; there, what fits into its memory is the limit."""
+    if backend == "jax":
+        import jax
+
+        if jax.devices(device)[0].platform != "cpu":
+            return None
+    return tp.Plan(blocks={"i": 1})
 
 
 def _outputs(stream: Any) -> dict[str, Array]:
