@@ -175,6 +175,19 @@ def test_one_by_one_has_values_while_the_model_runs() -> None:
     assert seen == [2.0, 0.5]
 
 
+def test_a_batched_model_inside_another() -> None:
+    half = tp.cell(lambda x: x / 2, name="half")
+    plain = tp.batch(lambda x: half(x))
+    reading = tp.batch(lambda x: half(x) if half(x) > 1 else x)
+
+    def model(x: float) -> Any:
+        first = half(x)
+        (a,), (b,) = plain([x]), reading([x])
+        return first + half(float(a) + float(b))
+
+    assert tp.batch(model)([8.0, 1.0]) == [4 + 4, 0.5 + 0.75]
+
+
 def test_many_instances_are_cut_into_launches() -> None:
     step = tp.cell(lambda x: x + 1, name="step")
     batched = tp.batch(lambda x: step(step(x)))

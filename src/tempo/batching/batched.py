@@ -22,7 +22,7 @@ from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
 from tempo.batching.parameters import Parametrised
 from tempo.batching.planning import Lanes, Planner, Put, Run
-from tempo.batching.recording import Phases, Reading, Recorder, Value, replaced, use
+from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
@@ -110,11 +110,12 @@ class Batched(Parametrised):
         """The same without any batching: every call of a cell is computed when it is made, so that the model can be
         looked at while it runs (its values are arrays). Slow."""
         values = self.given(parameters)
+        outer = current()
         use(self._eager.recorder({one: self.own_values(one, values) for one in self.cells.values()}))
         try:
             results = [run_one(self.model, instance, n) for n, instance in enumerate(instances)]
         finally:
-            use(None)
+            use(outer)
         return results
 
     def value_and_grad(
@@ -250,13 +251,14 @@ class _Run:
         """Lanes whose indices nobody has looked at yet."""
 
     def record(self, instances: Sequence[Any], errors: Errors) -> None:
+        outer = current()
         use(self.recorder)
         try:
             for n, instance in enumerate(instances):
                 self.recorder.starts.append((self.recorder.count, n))
                 self.results.append(run_one(self.batched.model, instance, n, errors))
         finally:
-            use(None)
+            use(outer)
 
     def flush(self) -> None:
         """Compute everything that is recorded."""

@@ -137,6 +137,8 @@ class Fibers:
         self.all: list[_Fiber] = []
         self.ready: deque[_Fiber] = deque()
         self.running: _Fiber | None = None
+        self.outer = current()
+        """What records calls around this mini-batch, if it is part of another one's model."""
 
     def run(self, model: Callable[[Any], Any], instances: Sequence[Any], errors: Errors) -> list[Any]:
         """The model's results for all instances."""
@@ -213,7 +215,7 @@ class Fibers:
         self.running = fiber
         fiber.stack.resume()
         self.running = None
-        use(None)
+        use(self.outer)
 
     def _end(self) -> None:
         """Let no thread stay behind."""

@@ -55,6 +55,8 @@ class Store:
                     continue
                 self.arenas[kind] = jnp.zeros((wanted, *kind.shape), kind.dtype)
             elif len(arena) < wanted:
+                # More will follow, and every size is compiled for.
+                wanted = self.capacities[kind] = 2 * wanted
                 self.arenas[kind] = jnp.pad(arena, [(0, wanted - len(arena))] + [(0, 0)] * len(kind.shape))
 
     def give_back(self) -> None:
