@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -248,10 +248,14 @@ class _Builder:
         self.limits = limits
         self.places: dict[Node, set[Place]] = {}
         self.loops = 0
-        # What is handed out while the program runs, and all that only it needs, is computed when its operands are.
+        # What is handed out while the program runs, and all that it needs, is computed when its operands are: in the
+        # loops over the dims that it is handed out along.
         self.stops = {edge.node for edge in graph.stops.values()}
         self.handed = {edge.node for edge in graph.emits.values()} | self.stops
-        self.at_once = set(reachable(list(self.handed), {}))
+        self.along: dict[Node, set[Dim]] = {}
+        for handed in self.handed:
+            for node in reachable([handed], {}):
+                self.along.setdefault(node, set()).update(d.origin for d in handed.domain)
         self.spans = spans
 
     def sequence(
@@ -283,7 +287,7 @@ class _Builder:
                 units.append(Group(None, False, ordered))
         groups = self.tiled(units, dependences, outer)
         if groups is None:
-            self.sink(units, dependences)
+            self.sink(units, dependences, outer)
             self.unroll(units, outer)
             groups = join(units, dependences)
         else:
@@ -318,7 +322,7 @@ class _Builder:
         carried = {unit.family for unit in units}
         family = next((d for d in wanted if d in carried), wanted[0])
         # Inside another loop, a block is all that is kept of a value.
-        self.sink(units, dependences, family)
+        self.sink(units, dependences, outer, family)
         # What is delayed by half of all steps needs the stores of half of all steps.
         most = family.bound.evaluate(self.numbers) // 2
         # The parts of a loop around these blocks share what was found for the first of them.
@@ -543,9 +547,12 @@ class _Builder:
             trees.append(self._specialise(tree, {}))
         return trees
 
-    def sink(self, units: Sequence[Group], dependences: Sequence[Dependence], tiled: Dim | None = None) -> None:
+    def sink(
+        self, units: Sequence[Group], dependences: Sequence[Dependence], outer: Place, tiled: Dim | None = None
+    ) -> None:
         """Take nodes that need no loop into one that their operands or their readers are in, where keeping values
         for all of its steps would cost memory and gain nothing; but not into one over a dim that is ``tiled``."""
+        around = {family for family, _ in outer}
         unit_of = {node: unit for unit in units for node in unit.nodes}
         reads: dict[Node, list[Dependence]] = {}
         readers: dict[Node, list[Dependence]] = {}
@@ -578,16 +585,19 @@ class _Builder:
             # A call that needs no loop is made once, for its whole batch.
             if unit.family is None and not others and not unit.tangled and node.op is not HOST:
                 operands = [(d.producer, d) for d in reads.get(node, ())]
-                at_once = node in self.at_once or node.op is HOST_RESULT
                 group = joins(node, operands, exactly=node not in self.handed)
-                largest = max((self.bytes(p) for p, _ in operands), default=0)
-                shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node)
-                if group is not None and (at_once or shrinks or largest > KEEP_BYTES):
+                if group is None:
+                    continue
+                soon = group.family in self.along.get(node, ()) or node.op is HOST_RESULT
+                largest = max((self.bytes(p, around) for p, _ in operands), default=0)
+                shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node, around)
+                if soon or shrinks or largest > KEEP_BYTES:
                     unit.family, unit.backwards = group.family, group.backwards
                     self.note(node, group, "with what it reads")
         for unit in reversed(units):
             (node, *others) = unit.nodes
-            hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and self.bytes(node) <= KEEP_BYTES)
+            large = self.bytes(node, around) > KEEP_BYTES
+            hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and not large)
             if unit.family is None and not others and not hoist and not unit.tangled:
                 consumers = [(d.consumer, d) for d in readers.get(node, ())]
                 group = joins(node, consumers)
@@ -599,10 +609,10 @@ class _Builder:
         if group.family is not None:
             self.reasons.setdefault((node, group.family), reason)
 
-    def bytes(self, node: Node) -> int:
-        """What all values of a node take."""
+    def bytes(self, node: Node, around: Set[Dim] = frozenset()) -> int:
+        """What all values of a node take: at one step of the loops ``around``."""
         spans = self.spans[node]
-        steps = math.prod(max(last - first + 1, 0) for first, last in spans.values())
+        steps = math.prod(max(last - first + 1, 0) for d, (first, last) in spans.items() if d.origin not in around)
         ranges = {**self.limits, **spans}
         sizes = (interval(as_expr(s).substitute(self.numbers), ranges)[1] for s in node.shape)
         return steps * math.prod(sizes) * node.dtype.itemsize
