@@ -362,6 +362,23 @@ def test_convolution_along_a_padded_axis():
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_convolutions_with_what_is_no_number(dtype):
+    """NaN in one group, or at one of the steps that are computed at once, stays there."""
+    values = np.ones((3, 1, 2, 4), dtype)
+    values[1, :, 0] = np.nan
+    windows = np.ones((3, 2, 1, 2), dtype)
+
+    @jax.jit
+    @jax.vmap
+    def compiled(x: Array, w: Array) -> Array:
+        return convolution.CONVOLUTION.jax(jx, *whole(x, w), strides=(2,), dilations=(1,), groups=2)
+
+    expected = np.full((3, 1, 2, 2), 2, dtype)
+    expected[1, :, 0] = np.nan
+    np.testing.assert_array_equal(compiled(values, windows), expected)
+
+
 def test_the_last_element_of_nothing():
     """At steps whose results are discarded, an empty range may be asked for its last element."""
     x = Padded(jnp.zeros((0,)), (0,))

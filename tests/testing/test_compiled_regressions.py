@@ -205,6 +205,17 @@ def an_earlier_step_read_at_another_step_of_the_loop_around() -> Built:
     return prog, {T: 5, S: 1}, {}
 
 
+def a_convolution_behind_a_stop() -> Built:
+    """The mean of no steps, behind the stop, is no number; XLA must not multiply it by zero for the steps before."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        x = prog.input("x", shape=(1, 1, 3), domain=t, dtype="float64")
+        prog.output("y", tp.conv1d(tp.mean(x[t:T], axis=0), x))
+        prog.stop(t, when=done)
+    return prog, {T: 4}, {"done": [False, True, False, False], "x": np.linspace(0, 1, 12).reshape(4, 1, 1, 3)}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -221,6 +232,7 @@ FOUND = [
     a_circle_whose_order_is_that_of_no_dim_until_a_stop,
     a_circle_with_another_order_for_every_number_of_steps,
     an_adjoint_that_is_added_to_from_other_steps_only,
+    a_convolution_behind_a_stop,
 ]
 
 
