@@ -50,7 +50,9 @@ def _jax(jx: Jx, q: Padded, k: Padded, v: Padded, *seen: Padded, terms: str, sca
     length = jx.true(k.sizes[of_k.index(STEPS)])
     layout = Layout(scale, fill, *(term.startswith(HEADS) for term in (of_k, of_v)))
     queries = _arranged(jx, q.array, of_q, HEADS + QUERIES + SIZE)
-    caches = [x.array if HEADS in of else x.array[:, None] for x, of in ((k, of_k), (v, of_v))]
+    # Values of no weight must only be finite.
+    values = v.array if v.settled else jx.masked(v, (of_v.index(STEPS),), 0)
+    caches = [x if HEADS in of else x[:, None] for x, of in ((k.array, of_k), (values, of_v))]
     mask = seen[0].array.reshape(-1) if seen else None
     averages = attention(queries, caches[0], caches[1], length, mask, layout)
     one = [n for n, c in enumerate(HEADS + QUERIES) if c not in out]

@@ -103,6 +103,8 @@ class Lowering:
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.on_gpu = on_gpu
         self.functions: dict[Any, Callable[..., Array]] = {}
+        self.ended = self.ends(schedule.trees)
+        self.full: dict[Node, bool] = {}
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
@@ -528,6 +530,8 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
+        if turned and not all(self.is_settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
+            turned = None  # what lies in a circle beside the window would be multiplied by zero
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
@@ -607,10 +611,34 @@ class Lowering:
         return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
 
     def is_settled(self, edge: Edge) -> bool:
-        """Whether all padding of what an edge reads comes from slicing a store, at steps that its dims make: what is
-        computed for others, behind a stop, need not be a number."""
-        stops = shape_symbols(edge.shape) & self.schedule.open.keys()
-        return not stops and not dims_of(shape_symbols(edge.node.shape))
+        """Whether all padding of what an edge reads comes from slicing a store, at steps at which the program has a
+        value: what is computed for others, behind a stop or beside a triangle of points, need not be a number."""
+        node, stops = edge.node, self.schedule.open
+        if shape_symbols(edge.shape) & stops.keys() or dims_of(shape_symbols(node.shape)):
+            return False
+        sliced = [d for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)]
+        if any(d.origin.bound in stops and d.origin not in self.ended.get(node, ()) for d in sliced):
+            return False
+        if not sliced or node.op is INPUT or node not in self.schedule.needed:
+            return True
+        if node not in self.full:
+            self.full[node] = self.schedule.is_needed_throughout(node)
+        return self.full[node]
+
+    def ends(self, trees: Sequence[Tree], around: frozenset[Dim] = frozenset()) -> dict[Node, frozenset[Dim]]:
+        """Per node, the dims that stop and of which it is computed for no step behind that: in the loop that stops."""
+        found: dict[Node, frozenset[Dim]] = {}
+        for tree in trees:
+            inner = {tree.node: around} if isinstance(tree, Compute) else self.ends(tree.body, around | self.end(tree))
+            for node, dims in inner.items():
+                found[node] = found.get(node, dims) & dims
+        return found
+
+    def end(self, loop: Loop) -> frozenset[Dim]:
+        """The dim at whose stop a loop ends. (A single step is computed in any case.)"""
+        if loop.until is None or len(loop.steps) == 1:
+            return frozenset()
+        return frozenset({self.stopping[loop.until]})
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
