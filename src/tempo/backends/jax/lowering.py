@@ -177,6 +177,8 @@ class Lowering:
         inside = dict.fromkeys(c.node for c in computes(tree.body))
         carried: list[Any] = [node for node in inside if self.is_carried(node)]
         self.make_room(tree, state)
+        for node in inside:  # what another piece of this loop has folded is not the latest any more
+            state.pop(_Fresh(node), None)
         for node in carried:
             if node not in state:
                 state[node] = apart.zeros(self.storage.stores[node])
@@ -736,7 +738,10 @@ class Lowering:
             array = jnp.broadcast_to(array, (*block.lengths, *array.shape[len(block.dims) :]))
         array = array.astype(node.dtype)
         inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
-        if all(isinstance(store.dims[d], Latest | Present) for d in inside):
+        kept_here = [store.dims[d] for d in inside]
+        # A loop hands on what it folds: in a store for whole blocks, though that of the loop around may be shorter.
+        handed_on = node in self.schedule.folds and any(isinstance(kept, Present) for kept in kept_here)
+        if not handed_on and all(isinstance(kept, Latest | Present) for kept in kept_here):
             return array
         if held is None:
             held = jnp.zeros(store.shape, node.dtype)
