@@ -18,7 +18,18 @@ import tempo.random
 from tempo.backends.jax.padded import Extent, Padded, jx
 from tempo.errors import ShapeError
 from tempo.graph.node import Primitive
-from tempo.ops import contraction, convolution, elementwise, gathering, indexing, reduction, scan, shaping, sorting
+from tempo.ops import (
+    attention,
+    contraction,
+    convolution,
+    elementwise,
+    gathering,
+    indexing,
+    reduction,
+    scan,
+    shaping,
+    sorting,
+)
 from tests.backends.primitive_cases import CASES, SIZED, Case, Point, bfloat16, draw
 
 Array = Any
@@ -360,6 +371,33 @@ def test_convolution_along_a_padded_axis():
         "convolution: an axis that the window moves along, or that is cut into groups, has a size that depends on the "
         "point\n  hint: give it a fixed size first, e.g. tp.pad(x, {2: (0, T - x.shape[2])})"
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_convolutions_with_what_is_no_number(dtype):
+    """NaN in one group, or at one of the steps that are computed at once, stays there."""
+    values = np.ones((3, 1, 2, 4), dtype)
+    values[1, :, 0] = np.nan
+    windows = np.ones((3, 2, 1, 2), dtype)
+
+    @jax.jit
+    @jax.vmap
+    def compiled(x: Array, w: Array) -> Array:
+        return convolution.CONVOLUTION.jax(jx, *whole(x, w), strides=(2,), dilations=(1,), groups=2)
+
+    expected = np.full((3, 1, 2, 2), 2, dtype)
+    expected[1, :, 0] = np.nan
+    np.testing.assert_array_equal(compiled(values, windows), expected)
+
+
+def test_attention_to_values_that_are_no_numbers_beyond_their_length():
+    """What some computation left in the padding has no weight, and must not count for all that."""
+    steps = Extent(jnp.int32(2), 4)
+    q = Padded(jnp.zeros(2, jnp.float32), (2,))
+    k = Padded(jnp.ones((4, 2), jnp.float32), (steps, 2))
+    v = Padded(jnp.array([[1], [3], [np.nan], [np.nan]], jnp.float32), (steps, 1))
+    found = attention.ATTENTION.jax(jx, q, k, v, terms="d,sd,se->e", scale=1.0, fill=-np.inf)
+    assert found.tolist() == [2.0]
 
 
 def test_the_last_element_of_nothing():

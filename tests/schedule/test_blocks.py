@@ -164,6 +164,48 @@ def returns(future: Callable[[Any, Any], Any]) -> tuple[tp.Program, Any]:
     return prog, T
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("unroll", [(), ("s",)])
+def test_a_fold_in_a_short_block_of_another_dim(unroll: tuple[str, ...], backend: str) -> None:
+    """The loop over u hands on what it has of the sums: one for every step of t, of which the last block has one."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        u, U = prog.dim("u")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=t)
+        y = prog.input("y", domain=(u, s))
+        sums = tp.sum(tp.tanh(x * y)[t, 0:U, s])
+        prog.output("all", tp.sum(tp.square(sums)[0:T, 0:S]))
+    bounds, inputs = {T: 4, U: 4, S: 2}, {"x": np.arange(4), "y": np.linspace(0, 1, 8).reshape(4, 2)}
+    run = Executable(prog.graph, bounds, backend, plan=Plan({"t": 3, "u": 2}, unroll=unroll))
+    sums_of = [node for node, folds in run.schedule.folds.items() if u in folds]
+    assert [str(run.storage.stores[node].dims[t]) for node in sums_of] == ["block of 3"]
+    np.testing.assert_allclose(run(**inputs).all, prog.evaluate(bounds, **inputs).all, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("is_output", [False, True])
+def test_a_fold_goes_on_after_a_single_block(is_output: bool, backend: str) -> None:
+    """The first block of u is a piece of its own, because only there the second sum is folded. What it has put into
+    the store of the first is not what the other blocks leave there."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        u, U = prog.dim("u")
+        x = prog.input("x", domain=t)
+        y = prog.input("y", domain=u)
+        products = tp.tanh(x * y)
+        total = tp.sum(products[t, 0:U])
+        prog.output("all", tp.sum((total * tp.sum(tp.exp(products)[t, 0:2]))[0:T]))
+        if is_output:
+            prog.output("total", total)
+    bounds, inputs = {T: 4, U: 6}, {"x": np.arange(4), "y": np.linspace(0, 1, 6)}
+    run = Executable(prog.graph, bounds, backend, plan=Plan({"t": 2, "u": 2}))
+    assert outline(run.schedule.trees).count("for u in 0 .. 1, all at once") == 1
+    expected = prog.evaluate(bounds, **inputs)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(run(**inputs)[name], array, rtol=1e-5)
+
+
 def test_n_step_returns_are_learned_from_in_the_acting_loop() -> None:
     """A return over three steps is known two steps later: it is computed a whole block later."""
     prog, T = returns(lambda t, T: tp.min(t + 3, T))

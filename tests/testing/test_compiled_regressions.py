@@ -205,6 +205,55 @@ def an_earlier_step_read_at_another_step_of_the_loop_around() -> Built:
     return prog, {T: 5, S: 1}, {}
 
 
+def a_convolution_behind_a_stop() -> Built:
+    """The mean of no steps, behind the stop, is no number; XLA must not multiply it by zero for the steps before."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        x = prog.input("x", shape=(1, 1, 3), domain=t, dtype="float64")
+        prog.output("y", tp.conv1d(tp.mean(x[t:T], axis=0), x))
+        prog.stop(t, when=done)
+    return prog, {T: 4}, {"done": [False, True, False, False], "x": np.linspace(0, 1, 12).reshape(4, 1, 1, 3)}
+
+
+def averages_of_what_is_no_number_behind_a_stop() -> Built:
+    """All steps behind t are padding, with weight zero. Those behind the stop are means of no steps."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        x = prog.input("x", shape=3, domain=t, dtype="float64")
+        to_come = tp.mean(x[t:T], axis=0)
+        prog.output("y", tp.softmax(x[0 : t + 1] @ x) @ to_come[0 : t + 1])
+        prog.stop(t, when=done)
+    return prog, {T: 4}, {"done": [False, True, False, False], "x": np.linspace(0, 1, 12).reshape(4, 3)}
+
+
+def a_product_with_a_triangle_of_points() -> Built:
+    """Where s >= t, the mean is one of no steps, and only padding."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", shape=3, domain=t, dtype="float64")
+        means = tp.mean(x[s:t], axis=0)
+        prog.output("y", tp.einsum("sa,sa->a", x[0:t], means[t, 0:t]))
+    return prog, {T: 4, S: 4}, {"x": np.linspace(0, 1, 12).reshape(4, 3)}
+
+
+def a_circle_of_steps_behind_a_stop() -> Built:
+    """A loop that runs backwards begins behind the stop. What it computes there is still in the circle of the last
+    steps when it comes to those before the stop."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        done = prog.input("done", domain=t, dtype="bool")
+        x = prog.input("x", domain=t, dtype="float64")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        next_ones = slice(t + 1, tp.min(t + 4, T))
+        y[t] = tp.mean(x[t:T]) + x[next_ones] @ y[next_ones]
+        prog.output("y", y[0])
+        prog.stop(t, when=done)
+    return prog, {T: 9}, {"done": np.arange(9) == 4, "x": np.linspace(0, 1, 9)}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -221,6 +270,10 @@ FOUND = [
     a_circle_whose_order_is_that_of_no_dim_until_a_stop,
     a_circle_with_another_order_for_every_number_of_steps,
     an_adjoint_that_is_added_to_from_other_steps_only,
+    a_convolution_behind_a_stop,
+    averages_of_what_is_no_number_behind_a_stop,
+    a_product_with_a_triangle_of_points,
+    a_circle_of_steps_behind_a_stop,
 ]
 
 

@@ -48,11 +48,9 @@ def _jax(jx: Jx, q: Padded, k: Padded, v: Padded, *seen: Padded, terms: str, sca
 
     of_q, of_k, of_v, out = subscript_terms(terms)
     length = jx.true(k.sizes[of_k.index(STEPS)])
-    layout = Layout(scale, fill, *(term.startswith(HEADS) for term in (of_k, of_v)))
+    layout = Layout(scale, fill, of_k.startswith(HEADS), of_v.startswith(HEADS), v.settled)
     queries = _arranged(jx, q.array, of_q, HEADS + QUERIES + SIZE)
-    # No weight of padding is other than zero; values that other steps computed are taken to be finite.
-    values = v.array if v.settled else jx.masked(v, [of_v.index(STEPS)], 0)
-    caches = [x if HEADS in of else x[:, None] for x, of in ((k.array, of_k), (values, of_v))]
+    caches = [x.array if HEADS in of else x.array[:, None] for x, of in ((k, of_k), (v, of_v))]
     mask = seen[0].array.reshape(-1) if seen else None
     averages = attention(queries, caches[0], caches[1], length, mask, layout)
     one = [n for n, c in enumerate(HEADS + QUERIES) if c not in out]

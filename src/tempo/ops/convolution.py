@@ -73,17 +73,36 @@ def _jax(jx: Jx, x: Padded, w: Padded, *, strides: Numbers, dilations: Numbers, 
             "on the point",
             hint="give it a fixed size first, e.g. tp.pad(x, {2: (0, T - x.shape[2])})",
         )
-    result = jx.lax.conv_general_dilated(
-        jx.masked(x, (1,), 0),
-        jx.masked(w, (1,), 0),
-        strides,
-        [(0, 0)] * len(strides),
-        rhs_dilation=dilations,
-        feature_group_count=groups,
-        precision=jx.lax.Precision.HIGHEST,
-        preferred_element_type=dtypes.accumulator_of(x.dtype),
-    )
-    return result.astype(x.dtype)
+
+    def convolved(x: Any, w: Any) -> Any:
+        return jx.lax.conv_general_dilated(
+            x,
+            w,
+            strides,
+            [(0, 0)] * len(strides),
+            rhs_dilation=dilations,
+            feature_group_count=groups,
+            precision=jx.lax.Precision.HIGHEST,
+            preferred_element_type=dtypes.accumulator_of(x.dtype),
+        )
+
+    def widened(x: Any, w: Any) -> Any:
+        batch, _, *sizes = x.shape
+        by_group = _with_zeros(jx, x.reshape(batch, groups, 1, *sizes), 2)
+        return convolved(by_group.reshape(batch, 2 * groups, *sizes), _with_zeros(jx, w, 1))
+
+    arrays = jx.masked(x, (1,), 0), jx.masked(w, (1,), 0)
+    # Steps that are computed at once are groups of one convolution. XLA for CPUs makes groups of one channel, of
+    # float64, one group with zeros in its windows: what is no number at one step, as behind a stop, would be none at
+    # any. Groups of two channels it leaves alone.
+    if x.dtype == np.float64 and w.array.shape[1] == 1:
+        return jx.lax.platform_dependent(*arrays, cpu=widened, default=convolved)
+    return convolved(*arrays).astype(x.dtype)
+
+
+def _with_zeros(jx: Jx, array: Any, axis: int) -> Any:
+    """The array with zeros behind its elements along an axis of one element."""
+    return jx.fit(array, tuple(2 if n == axis else size for n, size in enumerate(array.shape)))
 
 
 def _gradient(

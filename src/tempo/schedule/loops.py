@@ -34,7 +34,7 @@ from tempo.schedule.looptree import Compute, Loop, Tree, only
 from tempo.schedule.points import point_order
 from tempo.schedule.results import handed_out
 from tempo.schedule.tiles import Tiling
-from tempo.symbolic import Condition, Dim, as_expr
+from tempo.symbolic import Condition, Dim, as_expr, conjunction, equal
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Not, Or
 from tempo.symbolic.intervals import decide, interval
@@ -73,6 +73,8 @@ class Schedule:
     dependences: tuple[Dependence, ...]
     spans: Mapping[Node, Mapping[Dim, tuple[int, int]]]
     """Per node and dim, the first and the last step at which it is needed."""
+    needed: Mapping[Node, Points]
+    """Where each node is needed, as an isl set: it is computed at all points of a box around that."""
     shifts: Shifts
     numbers: Mapping[Any, int]
     open: Mapping[Any, tuple[int, int]]
@@ -106,6 +108,13 @@ class Schedule:
         """The first step of a dim at which a node is needed, and the one after the last."""
         first, last = self.spans[node][dim]
         return first, last + 1
+
+    def is_needed_throughout(self, node: Node) -> bool:
+        """Whether a node is needed at all points at which it is computed, if no dim stops early."""
+        inside = [part for d, (first, last) in self.spans[node].items() for part in (d >= first, d <= last)]
+        most = [equal(bound, steps) for bound, (_, steps) in self.open.items()]
+        box = to_set(conjunction([*inside, *most]), node.domain)
+        return bool(box.is_subset(self.needed[node]))
 
 
 class Scheduler:
@@ -175,6 +184,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         places,
         dependences,
         builder.spans,
+        needed,
         shifts,
         relations.numbers,
         limits,

@@ -44,6 +44,8 @@ class Layout:
     fill: float
     keys_inside: bool
     values_inside: bool
+    finite: bool = True
+    """Whether values in the padding are numbers, which no weight other than zero belongs to."""
 
     def steps(self, keys: Array) -> int:
         return int(keys.shape[2 if self.keys_inside else 1])
@@ -98,6 +100,9 @@ def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, l
     inside = (steps < length[:, None])[:, None, None]
     scores = jnp.where(inside, scores, -jnp.inf)
     weights = jax.nn.softmax(scores, where=inside).astype(values.dtype)
+    if not layout.finite:
+        seat = (-1, 1, layout.steps(keys), 1) if layout.values_inside else (-1, layout.steps(keys), 1, 1)
+        values = jnp.where(jnp.broadcast_to(inside, (len(q), 1, 1, layout.steps(keys))).reshape(seat), values, 0)
     return product(f"bgms,{v}->bgme", weights, values).astype(values.dtype)
 
 

@@ -22,6 +22,7 @@ from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.traversal import dependents
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
@@ -103,6 +104,9 @@ class Lowering:
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.on_gpu = on_gpu
         self.functions: dict[Any, Callable[..., Array]] = {}
+        self.ended = self.ends(schedule.trees)
+        self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
+        self.full: dict[Node, bool] = {}
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
@@ -175,6 +179,8 @@ class Lowering:
         inside = dict.fromkeys(c.node for c in computes(tree.body))
         carried: list[Any] = [node for node in inside if self.is_carried(node)]
         self.make_room(tree, state)
+        for node in inside:  # what another piece of this loop has folded is not the latest any more
+            state.pop(_Fresh(node), None)
         for node in carried:
             if node not in state:
                 state[node] = apart.zeros(self.storage.stores[node])
@@ -528,6 +534,8 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
+        if turned and not all(self.is_settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
+            turned = None  # what lies in a circle beside the window would be multiplied by zero
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
@@ -607,10 +615,36 @@ class Lowering:
         return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
 
     def is_settled(self, edge: Edge) -> bool:
-        """Whether all padding of what an edge reads comes from slicing a store, at steps that its dims make: what is
-        computed for others, behind a stop, need not be a number."""
-        stops = shape_symbols(edge.shape) & self.schedule.open.keys()
-        return not stops and not dims_of(shape_symbols(edge.node.shape))
+        """Whether all padding of what an edge reads comes from slicing a store, at steps at which the program has a
+        value: what is computed for others, behind a stop or beside a triangle of points, need not be a number."""
+        node, stops = edge.node, self.schedule.open
+        if shape_symbols(edge.shape) & stops.keys() or dims_of(shape_symbols(node.shape)):
+            return False
+        sliced = [d for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)]
+        # Computed behind a stop, it is what it would have been without; unless it depends on where that is.
+        behind = (d.origin for d in sliced if d.origin.bound in stops)
+        if node in self.dependent and any(dim not in self.ended.get(node, ()) for dim in behind):
+            return False
+        if not sliced or node.op is INPUT or node not in self.schedule.needed:
+            return True
+        if node not in self.full:
+            self.full[node] = self.schedule.is_needed_throughout(node)
+        return self.full[node]
+
+    def ends(self, trees: Sequence[Tree], around: frozenset[Dim] = frozenset()) -> dict[Node, frozenset[Dim]]:
+        """Per node, the dims that stop and of which it is computed for no step behind that: in the loop that stops."""
+        found: dict[Node, frozenset[Dim]] = {}
+        for tree in trees:
+            inner = {tree.node: around} if isinstance(tree, Compute) else self.ends(tree.body, around | self.end(tree))
+            for node, dims in inner.items():
+                found[node] = found.get(node, dims) & dims
+        return found
+
+    def end(self, loop: Loop) -> frozenset[Dim]:
+        """The dim at whose stop a loop ends. (A single step is computed in any case.)"""
+        if loop.until is None or len(loop.steps) == 1:
+            return frozenset()
+        return frozenset({self.stopping[loop.until]})
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
@@ -708,7 +742,10 @@ class Lowering:
             array = jnp.broadcast_to(array, (*block.lengths, *array.shape[len(block.dims) :]))
         array = array.astype(node.dtype)
         inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
-        if all(isinstance(store.dims[d], Latest | Present) for d in inside):
+        kept_here = [store.dims[d] for d in inside]
+        # A loop hands on what it folds: in a store for whole blocks, though that of the loop around may be shorter.
+        handed_on = node in self.schedule.folds and any(isinstance(kept, Present) for kept in kept_here)
+        if not handed_on and all(isinstance(kept, Latest | Present) for kept in kept_here):
             return array
         if held is None:
             held = jnp.zeros(store.shape, node.dtype)
@@ -748,6 +785,14 @@ class Lowering:
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
+
+
+def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
+    """What the values of a node at a point depend on beside its operands."""
+    cases = graph.cases.get(node, ())
+    edges = [*node.edges, *(case.value for case in cases)]
+    found = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
+    return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))
 
 
 def _repeated(count: Any, body: Any, start: Any, unroll: int) -> Any:
