@@ -190,6 +190,9 @@ def compare(
             found[name] = apart(isolated, measure, name, cell, device, caches, first)
         except BrokenProcessPool:  # killed, mostly for the host's memory
             found[name] = {"failed": "the process died"}
+        # A run that is broken off has said what it knew; records have what was found of all systems.
+        said = {key: value for key, value in found[name].items() if key not in ("tokens", "lags", "memory")}
+        print(f"{cell.name}: {name}: {json.dumps(said, default=float)}", file=sys.stderr, flush=True)
     lags = found.get(REFERENCE, {}).get("lags", {})
     tolerance = TOLERANCES[cell.config.dtype.name]
     floor = cell.floor_ms(copied)
