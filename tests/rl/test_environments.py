@@ -316,3 +316,8 @@ def test_dims_that_do_not_fit() -> None:
     with pytest.raises(tp.errors.HostError) as error:
         prog.evaluate({B: 2, I: 1, T: 1})
     assert error.value.message == "host function reset returned shape (3, 4) at its only point, declared is (2, 4)"
+
+
+def test_an_environment_that_there_is_not():
+    with pytest.raises(tp.errors.ProgramError, match=r"Gymnasium cannot make 'NoSuch-v1': .*doesn't exist"):
+        rl.Gymnasium("NoSuch-v1", 2)

@@ -38,9 +38,16 @@ class Gymnasium:
         # An environment that ends starts again in the same step, and says what it was last: no step is lost.
         same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
         mode = options.pop("vectorization_mode", "sync")
-        self.envs = gymnasium.make_vec(
-            name, num_envs=count, vectorization_mode=mode, vector_kwargs=same_step, **options
-        )
+        try:
+            self.envs = gymnasium.make_vec(
+                name, num_envs=count, vectorization_mode=mode, vector_kwargs=same_step, **options
+            )
+        except gymnasium.error.Error as error:
+            raise tp.errors.ProgramError(
+                f"Gymnasium cannot make '{name}': {error}",
+                places=[("here", tp.errors.user_line())],
+                hint="gymnasium.pprint_registry() lists its environments; some need packages of their own",
+            ) from error
         seen, done = self.envs.single_observation_space, self.envs.single_action_space
         self._pieces: list[Piece] | None = None
         if isinstance(seen, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
