@@ -266,6 +266,7 @@ class _Run:
         planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put)
         self.store.make_room()
         launching = time.perf_counter()
+        self.batched._kernels.prepare(planned, self._own, self.store.arenas)
         for run in planned:
             self.dispatches += self.batched._kernels.forward(run, self._own(run), self.store.arenas)
             if run.lanes.group.trace.has_indices:
@@ -295,6 +296,7 @@ class _Run:
         """The parameters' gradients; ``flows`` become those of all values."""
         gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
         cursors: dict[int, Array] = {}
+        self.batched._kernels.prepare_backward(self.runs, self._own, self.store.arenas, flows)
         for run in reversed(self.runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)

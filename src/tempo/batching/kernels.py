@@ -10,10 +10,12 @@ launches of one cell and width that follow each other are a loop inside one kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,8 +103,36 @@ class Kernels:
     backwards: dict[Group, Any] = field(default_factory=dict)
     programs: set[Any] = field(default_factory=set)
 
+    def prepare(self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> None:
+        """Compile what a mini-batch needs and no other before it did: all at the same time, in threads."""
+        missing = {key: run for run in runs if (key := _forward_key(run, arenas)) not in self.programs}
+        self._compile([self._forward(run, own(run), arenas) for run in missing.values()])
+
+    def prepare_backward(
+        self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas, flows: Arenas
+    ) -> None:
+        missing = {key: run for run in runs if (key := _backward_key(run, arenas)) not in self.programs}
+        # Gradients have the shapes of their parameters.
+        self._compile([self._backward(r, np.int32(0), own(r), arenas, flows, own(r)) for r in missing.values()])
+
+    def _compile(self, calls: Sequence[_Call]) -> None:
+        if len(calls) > 1:
+            with ThreadPoolExecutor(min(len(calls), os.cpu_count() or 1)) as pool:
+                # JAX finds what was compiled of a function when it is called with the same shapes.
+                for done in [pool.submit(call.kernel.lower(*call.arguments).compile) for call in calls]:
+                    done.result()
+
     def forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> int:
         """Compute the results of a run into ``arenas``: how many kernels that took."""
+        _, times = _times(run)
+        self.programs.add(_forward_key(run, arenas))
+        for _ in range(times):
+            call = self._forward(run, parameters, arenas)
+            run.lanes.status, after = call.kernel(*call.arguments)
+            arenas.update(zip(_kinds(run.lanes.group)[0], after, strict=True))
+        return times
+
+    def _forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> _Call:
         lanes, group = run.lanes, run.lanes.group
         kernel = self.forwards.get(group)
         if kernel is None:
@@ -111,22 +141,19 @@ class Kernels:
         written, read = _kinds(group)
         if lanes.status is None:
             lanes.status = _start()
-        looped, times = _times(run)
-        self.programs.add((group, run.width, looped, _sizes(lanes, arenas, (*written, *read))))
-        for _ in range(times):
-            lanes.status, after = kernel(
-                run.width,
-                looped,
-                parameters,
-                tuple([arenas[kind] for kind in read]),
-                tuple([arenas[kind] for kind in written]),
-                lanes.numbers,
-                lanes.data,
-                lanes.status,
-                run.launches if looped else 1,
-            )
-            arenas.update(zip(written, after, strict=True))
-        return times
+        looped, _ = _times(run)
+        arguments = (
+            run.width,
+            looped,
+            parameters,
+            tuple([arenas[kind] for kind in read]),
+            tuple([arenas[kind] for kind in written]),
+            lanes.numbers,
+            lanes.data,
+            lanes.status,
+            run.launches if looped else 1,
+        )
+        return _Call(kernel, arguments)
 
     def backward(
         self,
@@ -140,29 +167,60 @@ class Kernels:
         """Let what flows into the results of a run flow into its arguments (in ``flows``) and into ``gradients``,
         which are the parameters': what they become. ``cursor`` is where the run's lanes end; it becomes where they
         begin."""
+        _, times = _times(run)
+        self.programs.add(_backward_key(run, arenas))
+        for _ in range(times):
+            call = self._backward(run, cursor, parameters, arenas, flows, gradients)
+            cursor, after, gradients = call.kernel(*call.arguments)
+            flows.update(zip(_moved(run.lanes.group), after, strict=True))
+        return cursor, gradients
+
+    def _backward(
+        self,
+        run: Run,
+        cursor: Array,
+        parameters: Sequence[Array],
+        arenas: Arenas,
+        flows: Arenas,
+        gradients: Sequence[Array],
+    ) -> _Call:
         lanes, group = run.lanes, run.lanes.group
         kernel = self.backwards.get(group)
         if kernel is None:
             kernel = jax.jit(partial(_backward, group), donate_argnums=(4, 5), static_argnums=(0, 1))
             self.backwards[group] = kernel
         read, moved = _read(group), _moved(group)
-        looped, times = _times(run)
-        self.programs.add(("backward", group, run.width, looped, _sizes(lanes, arenas, (*read, *moved))))
-        for _ in range(times):
-            cursor, after, gradients = kernel(
-                run.width,
-                looped,
-                parameters,
-                tuple([arenas[kind] for kind in read]),
-                tuple([flows[kind] for kind in moved]),
-                gradients,
-                lanes.numbers,
-                lanes.data,
-                cursor,
-                run.launches if looped else 1,
-            )
-            flows.update(zip(moved, after, strict=True))
-        return cursor, gradients
+        looped, _ = _times(run)
+        arguments = (
+            run.width,
+            looped,
+            parameters,
+            tuple([arenas[kind] for kind in read]),
+            tuple([flows[kind] for kind in moved]),
+            gradients,
+            lanes.numbers,
+            lanes.data,
+            cursor,
+            run.launches if looped else 1,
+        )
+        return _Call(kernel, arguments)
+
+
+class _Call(NamedTuple):
+    kernel: Any
+    arguments: tuple[Any, ...]
+
+
+def _forward_key(run: Run, arenas: Arenas) -> Any:
+    """For what a run's kernel is compiled."""
+    written, read = _kinds(run.lanes.group)
+    return run.lanes.group, run.width, _times(run)[0], _sizes(run.lanes, arenas, (*written, *read))
+
+
+def _backward_key(run: Run, arenas: Arenas) -> Any:
+    group = run.lanes.group
+    sizes = _sizes(run.lanes, arenas, (*_read(group), *_moved(group)))
+    return "backward", group, run.width, _times(run)[0], sizes
 
 
 def _times(run: Run) -> tuple[bool, int]:
