@@ -41,7 +41,7 @@ LOWEST = -1e38
 @dataclass(frozen=True)
 class Layout:
     """What attention is of, beside its arrays: (batch, heads, queries, size) and (batch, steps, heads, size), or
-    (batch, heads, steps, size) where ``steps_inside``."""
+    (batch, heads, steps, size) for ``keys_inside`` and ``values_inside``."""
 
     scale: float
     fill: float
