@@ -292,3 +292,22 @@ def test_values() -> None:
     assert prog.evaluate(bounds, **inputs).g == 0
     prog, bounds, inputs = a_case_without_steps()
     assert prog.evaluate(bounds, **inputs).g == 0
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_block_before_the_first_call_of_a_host_function(backend: str) -> None:
+    """y begins a step before the calls do: what they return is nothing there, and nobody reads it."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        y = prog.recurrent("y", domain=t)
+        y[T - 1] = 1.0
+        y[t - 1] = 0.5
+        h = tp.host(lambda a, b: a + b, tp.index_value(t + s), y, out=tp.spec(()), sequence=t, batch=s)
+        prog.output("g", tp.grad(h[T - 1, 1] + tp.sum(y[0:T] ** 2), y))
+        prog.output("h", h)
+    bounds = {T: 3, S: 3}
+    expected = prog.evaluate(bounds)
+    found = prog.compile(bounds, backend=backend, plan=tp.Plan(blocks={"t": 2, "s": 3}, host=("*",)))()
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)

@@ -194,6 +194,8 @@ class NumpyMachine:
             return np.asarray(self.inputs[node.attributes["input"]][tuple(here[d] for d in node.domain)])
         if node.op is HOST_RESULT:
             call = node.edges[0].node
+            if call not in self.calls:  # at a step that is only computed with others, before the first that is called
+                return None
             results = self.calls[call][node.attributes["position"]]
             return np.asarray(results[tuple(here[d] for d in call.attributes["batch"])])
         if node.op is RECURRENT:
