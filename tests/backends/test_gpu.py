@@ -1,9 +1,12 @@
 """Compiled programs on a GPU (``make test-gpu``)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.ops.attention import ATTENTION
 
 
 @pytest.mark.gpu
@@ -26,3 +29,29 @@ def test_a_training_on_the_gpu_gives_the_oracles_values() -> None:
     found = prog.compile({I: 3, T: 11}, device="gpu")(**inputs)
     np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
     np.testing.assert_allclose(found.w, expected.w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("dtype", [tp.float32, tp.bfloat16])
+def test_attention_by_its_kernel(dtype: Any, window: int | None) -> None:
+    """A prompt, which is two products, and steps behind it, each by the kernel for a few queries."""
+    with tp.Program("generate") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        attention = tp.nn.Attention(64, 4, 2, window=window).declare(prog, init=False, dtype=dtype)
+        prompt = prog.input("prompt", 64, b)
+        x = prog.recurrent("x", 64, (b, t), dtype=dtype)
+        x[t < 4] = prompt.astype(dtype)
+        x[b, t + 1] = tp.tanh(x + attention(x, t))
+        prog.output("x", x)
+    random = np.random.default_rng(0)
+    shapes = {name: (3, 64) if name == "prompt" else node.shape for name, node in prog.graph.inputs.items()}
+    inputs = {
+        name: (random.normal(size=shape) / 4).astype(prog.graph.inputs[name].dtype) for name, shape in shapes.items()
+    }
+    expected = prog.evaluate({B: 3, T: 40}, **inputs)
+    run = prog.compile({B: 3, T: 40}, device="gpu")
+    assert any(node.op is ATTENTION for node in run.graph.nodes)
+    tolerance = 1e-4 if dtype == tp.float32 else 0.1
+    np.testing.assert_allclose(*(np.asarray(r.x, np.float32) for r in (run(**inputs), expected)), atol=tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -215,3 +216,36 @@ def test_deep_recursion() -> None:
     total = tp.fold(lambda: tp.constant(0.0), lambda children: tp.sum(children) + 1)
     forest = tp.forest(children=children)
     assert total(forest)[forest.roots].tolist() == [5_000.0, 0.0]
+
+
+def test_what_a_mini_batch_needs_is_compiled_once_each() -> None:
+    """In threads beforehand, and found again by the calls themselves."""
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **_: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def cell(a: tp.RecurrentTensor, b: tp.RecurrentTensor) -> tp.RecurrentTensor:
+        return tp.tanh(a * 3.0 - b)
+
+    combine = tp.cell(cell)
+
+    def model(tree: Any) -> Any:
+        return np.float32(tree) if isinstance(tree, int) else combine(*map(model, tree))
+
+    trees = [((1, 2), (3, 4)), (1, (2, (3, 4))), (((1, 2), 3), ((4, 5), (6, 7)))]
+    counts = []
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for ahead in (True, False):
+            compiled.clear()
+            batched = tp.batch(model)
+            if not ahead:
+                batched._kernels._compile = lambda calls: None
+            batched(trees)
+            counts.append(len(compiled))
+            assert batched.programs > 1
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert counts[0] == counts[1]

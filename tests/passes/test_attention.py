@@ -65,12 +65,14 @@ def arrays(prog: tp.Program, bounds: dict[str, int]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("window", "heads", "given"),
+    [(None, (1, 1), False), (None, (4, 2), True), (2, (4, 2), False), (5, (4, 2), False), (5, (1, 1), True)],
+)
 def test_generation(window: int | None, heads: tuple[int, int], given: bool) -> None:
+    """Windows shorter than the prompt, and longer, which are not full at first."""
     prog = generate(window, heads, given)
-    bounds = {"B": 2, "P": 3, "T": 9}
+    bounds = {"B": 2, "P": 3, "T": 12}
     assert fused(prog.graph) == 1
     check(prog, bounds, **arrays(prog, bounds))
 
@@ -92,17 +94,22 @@ def by_hand(name: str) -> tuple[tp.Program, Any]:
         if name == "empty":  # the first step sees nothing
             scores = k[0:t] @ x / 4
             y = tp.softmax(scores) @ v[0:t]
+        elif name == "window":  # so does it here, in a circle
+            y = prog.recurrent("y", SIZE, t)
+            scores = y[tp.max(t - 3, 0) : t] @ k
+            seen = tp.softmax(scores) @ y[tp.max(t - 3, 0) : t]
+            y[t] = tp.tanh(x + seen)
         elif name == "future":
             scores = 0.25 * tp.einsum("d,sd->s", x, k[t:T])
             y = tp.einsum("sd,s->d", v[t:T], tp.softmax(scores))
         else:
             scores = tp.where(tp.arange(0, t + 1) % 2 == 0, k[0 : t + 1] @ x * 0.5, -np.inf) / 2
             y = tp.softmax(scores) @ v[0 : t + 1]
-        prog.output("y", y)
+        prog.output("y", tp.sum(y) if name == "window" else y)  # of which no step is kept for long
     return prog, T
 
 
-@pytest.mark.parametrize("name", ["empty", "future", "masked"])
+@pytest.mark.parametrize("name", ["empty", "window", "future", "masked"])
 def test_by_hand(name: str) -> None:
     prog, _ = by_hand(name)
     assert fused(prog.graph) == 1
@@ -149,7 +156,7 @@ def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -
     q, values = normal(batch, heads, queries, SIZE), normal(batch, steps, heads, 2 * SIZE)
     keys = normal(batch, heads, steps, SIZE) if inside else normal(batch, steps, heads, SIZE)
     length = jnp.asarray([0 if batch > 1 else steps, *random.integers(1, steps, batch - 1)], jnp.int32)
-    seen = jnp.asarray(random.random((batch, steps)) < 0.7).at[:, 0].set(True)
+    seen = jnp.asarray(random.integers(-1, 2, (batch, steps)), jnp.int8).at[:, 0].set(1)
     given = q, keys, values, length, seen
     found, expected = kernel(*given, layout, interpret=True), products(*given, layout)
     tolerance = 1e-5 if dtype == jnp.float32 else 0.02

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax.stages import FIRST, Stages
 from tempo.errors import ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.buckets import GPU_SPEED, Buckets
@@ -243,18 +244,40 @@ def test_stores_inside_of_another_loop_stay_as_they_are() -> None:
     assert "    for t in 1 .. 2:\n    for t in 3 .. 5:\n    for t in 6 .. 8:\n" in pieces
 
 
-def test_pieces_are_the_same_programs_each_time() -> None:
+def test_pieces_are_the_same_programs_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would not be found in the disk cache."""
+    given: list[str] = []
+    compiled = Stages.compiled
+
+    def noted(self: Stages, lowered: Any) -> Any:
+        given.append(lowered.as_text())
+        return compiled(self, lowered)
+
+    monkeypatch.setattr(Stages, "compiled", noted)
 
     def programs() -> list[str]:
-        prog, bounds, _ = attention()
-        run = Executable(prog.graph, bounds, plan=Plan(buckets={"t": [4, 8]}))
-        return [future.result().as_text() for future in run._machine.compiled.programs]
+        given.clear()
+        run = cut(attention(), 4, 8)
+        run._machine.memory()  # waits for what threads compile
+        return sorted(given)
 
-    def written(text: str) -> str:
-        return re.sub(r", metadata=\{[^}]*\}", "", text[text.index("ENTRY") :])
+    assert programs() == programs()
 
-    assert list(map(written, programs())) == list(map(written, programs()))
+
+def test_a_piece_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled in the background; the run that needs it says so."""
+    lowered = Stages.lowered
+
+    def broken(self: Stages, *arguments: Any) -> Iterator[Any]:
+        for n, program in enumerate(lowered(self, *arguments)):
+            if n == FIRST:
+                raise MemoryError("no room for it")
+            yield program
+
+    monkeypatch.setattr(Stages, "lowered", broken)
+    run = cut(attention(), 4, 8)
+    with pytest.raises(MemoryError, match="no room for it"):
+        run(**attention()[2])
 
 
 def test_pieces_are_programs_of_their_own() -> None:

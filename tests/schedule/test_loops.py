@@ -334,3 +334,28 @@ def test_an_edit_distance_whose_borders_are_recurrences_is_two_loops_and_one_alo
         "for (i+j) in -2 .. -1:",
         "for (i+j) in 0 .. 118:",
     ]
+
+
+def test_what_is_emitted_per_iteration_does_not_pull_all_it_needs_into_inner_loops() -> None:
+    """Only the recurrence needs the loop over t: products with all of its steps are made at once, behind it."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        w = prog.state("w", np.eye(3, dtype=np.float32), over=i)
+        x = prog.recurrent("x", 3, (i, t))
+        x[i, 0] = 1.0
+        x[i, t + 1] = tp.tanh(x @ w)
+        values = x @ w.T
+        mean = tp.mean(values[i, 0:T])
+        w.next = w * mean
+        prog.emit("mean", mean)
+    # Also where all iterations together would be too much to keep.
+    for iterations in (3, 10**6):
+        run = prog.compile({I: iterations, T: 64}, backend="numpy")
+        tree = outline(run.schedule.trees, "einsum").splitlines()
+        assert tree[1:5] == [
+            "    for t in 0 .. 63:",
+            "        einsum_1 = einsum(x, w)",
+            "    at t = 64:",
+            "    einsum_2 = einsum(x, transpose_1)",
+        ]

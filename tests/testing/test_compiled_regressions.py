@@ -311,3 +311,24 @@ def test_a_block_before_the_first_call_of_a_host_function(backend: str) -> None:
     found = prog.compile(bounds, backend=backend, plan=tp.Plan(blocks={"t": 2, "s": 3}, host=("*",)))()
     for name, array in expected.outputs.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_an_unrolled_store_of_nothing_in_a_program_that_runs_in_parts(backend: str) -> None:
+    """With one step, no step follows it: what is read of those is empty, and kept apart for every t all the same."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        l, L = prog.dim("l")
+        x = prog.input("x", domain=(t, l))
+        y = prog.recurrent("y", domain=(t, l))
+        y[t, -1] = 0.5
+        y[t, l] = tp.sin(y[t, l - 1] + x)
+        rest = y[t + 1 : T, l] * y
+        prog.emit("first", tp.sum(rest[t, 0]))
+        prog.output("sums", tp.sum(rest))
+        prog.output("y", y)
+    bounds, inputs = {T: 1, L: 3}, {"x": np.ones((1, 3), np.float32)}
+    expected = prog.evaluate(bounds, **inputs)
+    found = prog.compile(bounds, backend=backend, plan=tp.Plan({"l": 1}, unroll=("t",), host=("*",)))(**inputs)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)

@@ -55,9 +55,13 @@ class Layout:
 
 
 def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array | None, layout: Layout) -> Array:
-    """The averages for q (heads, queries, size), over the first ``length`` steps that are ``seen`` (steps,)."""
-    seen = jnp.ones(layout.steps(keys[None]), bool) if seen is None else seen
-    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen))
+    """The averages for q (heads, queries, size), over the first ``length`` steps.
+
+    ``seen`` (steps,) has 1 where a step is seen, 0 where ``fill`` stands in place of its score, and -1 for slots that
+    hold none of the steps.
+    """
+    seen = jnp.ones(layout.steps(keys[None])) if seen is None else seen
+    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen.astype(jnp.int8)))
     return _batched(layout)(*one)[0]
 
 
@@ -98,14 +102,12 @@ def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, l
         jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32)
     )
     scores = product(f"bgmd,{k}->bgms", q, keys) * layout.scale
-    scores = jnp.where(seen[:, None, None], scores, layout.fill)
-    steps = jnp.arange(layout.steps(keys))
-    inside = (steps < length[:, None])[:, None, None]
-    scores = jnp.where(inside, scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, where=inside).astype(values.dtype)
+    scores = jnp.where((seen > 0)[:, None, None], scores, layout.fill)
+    there = (jnp.arange(layout.steps(keys)) < length[:, None]) & (seen >= 0)
+    inside = there[:, None, None]
+    weights = jax.nn.softmax(jnp.where(inside, scores, -jnp.inf), where=inside).astype(values.dtype)
     if not layout.finite:
-        seat = (-1, 1, layout.steps(keys), 1) if layout.values_inside else (-1, layout.steps(keys), 1, 1)
-        values = jnp.where(jnp.broadcast_to(inside, (len(q), 1, 1, layout.steps(keys))).reshape(seat), values, 0)
+        values = jnp.where(there[:, None, :, None] if layout.values_inside else there[:, :, None, None], values, 0)
     return product(f"bgms,{v}->bgme", weights, values).astype(values.dtype)
 
 
@@ -145,10 +147,11 @@ def kernel(
         compiler_params=triton.CompilerParams(num_warps=WARPS[half], num_stages=STAGES[half]),
         interpret=interpret,
         name="attention",
-    )(length, q, keys, values, seen.astype(jnp.int8))
+    )(length, q, keys, values, seen)
     factors = jnp.exp(greatest - greatest.max(2, keepdims=True))
     weight = jnp.sum(factors * total, 2)
-    weight = jnp.where(length[:, None, None] > 0, weight, 1)  # the average of no steps is 0
+    there = (jnp.arange(steps) < length[:, None]) & (seen >= 0)
+    weight = jnp.where(jnp.any(there, 1)[:, None, None], weight, 1)  # the average of no steps is 0
     result = jnp.sum(sums * factors[..., None], 2) / weight[..., None]
     return result[:, :, :queries].astype(values.dtype)
 
@@ -184,12 +187,12 @@ def _part(
         steps = pl.ds(start, tile)
         k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
         scores = layout.scale * (triton.dot(queries, k, trans_b=True) if half else _product(queries, k))
-        here = triton.load(seen.at[steps], mask=inside, other=0)
-        scores = jnp.where((here != 0)[None, :], scores, layout.fill)
-        scores = jnp.where(inside[None, :], scores, LOWEST)
+        here = triton.load(seen.at[steps], mask=inside, other=-1)
+        scores = jnp.where((here > 0)[None, :], scores, layout.fill)
+        scores = jnp.where((here >= 0)[None, :], scores, LOWEST)
         higher = jnp.maximum(top, jnp.max(scores, 1))
         fades = jnp.exp(top - higher)
-        weights = jnp.where(inside[None, :], jnp.exp(scores - higher[:, None]), 0.0)
+        weights = jnp.where((here >= 0)[None, :], jnp.exp(scores - higher[:, None]), 0.0)
         v = triton.load(values.at[steps, :], mask=inside[:, None], other=0.0)
         new = triton.dot(weights.astype(v.dtype), v) if half else _sum(weights, v)
         return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)

@@ -91,12 +91,12 @@ class Caches:
         return Slots(self.axes[operand - 1], self.size) if operand in (1, 2) else None
 
     def turned(self, operands: Sequence[Padded]) -> list[Padded]:
-        """Keys and values in the order of their stores, and a mask for the slots that have steps that are seen."""
+        """Keys and values in the order of their stores, and for every slot whether its step is seen, or none of the
+        window's (-1)."""
         q, keys, values, *seen = operands
         steps = (np.arange(self.size) - self.first) % self.size
-        mask = steps < jx.true(keys.sizes[self.axes[0]])
-        if seen:
-            mask = mask & jnp.take(seen[0].array.reshape(-1), steps, mode="clip")
+        own = jnp.take(seen[0].array.reshape(-1), steps, mode="clip").astype(jnp.int8) if seen else jnp.int8(1)
+        mask = jnp.where(steps < jx.true(keys.sizes[self.axes[0]]), own, jnp.int8(-1))
         caches = (_full(x, x.array, axis, self.size) for x, axis in zip((keys, values), self.axes, strict=True))
         return [q, *caches, Padded(mask, (self.size,))]
 
