@@ -59,7 +59,8 @@ class PPO:
                 log_p = torch.log_softmax(self.policy(x), -1)
                 value = self.critic(x)[:, 0]
             with torch.no_grad():
-                action = torch.distributions.Categorical(logits=log_p).sample()
+                # Not torch.distributions, whose checks wait for the device at every step.
+                action = (log_p - torch.empty_like(log_p).exponential_().log()).argmax(-1)
                 reward, ended, after = self.step(action)
             seen.append((x, action, log_p, value, reward, ended, after))
         x, action, log_p, value, reward, ended, after = (torch.stack(parts) for parts in zip(*seen, strict=True))

@@ -46,21 +46,14 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import workload  # noqa: E402
 from _batching_torch import MODELS as TORCH  # noqa: E402
 from common import Results, interleaved, least, medians, table, use_device  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tempo as tp  # noqa: E402
 
-NAMES = {
-    "tree_lstm": "TreeLSTM",
-    "mv_rnn": "MVRNN",
-    "bi_rnn": "BiRNN",
-    "nested_rnn": "NestedRNN",
-    "drnn": "DRNN",
-    "berxit": "Berxit",
-    "stack_rnn": "StackRNN",
-}
+NAMES = ("tree_lstm", "mv_rnn", "bi_rnn", "nested_rnn", "drnn", "berxit", "stack_rnn")
 FORESTS = ("tree_lstm", "mv_rnn")
 BATCHES = (8, 64, 256)
 MOST_ALONE = 64
@@ -165,7 +158,7 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
     h = 16 if quick else example.SMALL if size == "small" else example.LARGE
     data = instances_of(name, example, batch, h, quick)
     training = what == "training"
-    model = (example.Training if training else getattr(example, NAMES[name]))(h)
+    model = (example.Training if training else example.MODEL)(h)
     batched = tp.batch(model)
     if training:
         data = example.labelled(data)
@@ -202,7 +195,7 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
         folded = example.folded(h)
         trees = data if training else [(tree, 0) for tree in data]
         start = time.perf_counter()
-        forest = example.forest(trees)
+        forest = workload.forest(trees)
         forest_ms = 1e3 * (time.perf_counter() - start)
         runs["tempo forest"] = lambda: jax.block_until_ready(
             folded.value_and_grad(forest) if training else folded(forest)

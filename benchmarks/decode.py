@@ -11,12 +11,12 @@ each in a process of its own.
 
 ``ms`` is per token, the mean of the whole context. It is ``timed`` "whole" where that takes a few seconds: from the
 prompt to the last token. Otherwise it is "sampled": some steps in each piece of the context, on a cache of zeros,
-weighed with the pieces' lengths (``ms_sampled``, which all have). ``floor_ms`` is what reading weights and live keys
-and values takes at the bandwidth of a copy. Times to the first token that a step has made (the second after the
-prompt), in seconds: ``first_cold_s`` with an empty disk cache, ``first_warm_s`` when it has the compiled programs,
-``first_s`` when everything is in memory. ``bytes_needed`` is weights and the cache at its largest, ``bytes_peak`` what
-the allocator says, ``bytes_xla`` what XLA says. ``lag`` is by how much the first tokens' logits are behind the best
-ones of PyTorch's, at most, in standard deviations.
+weighed with the pieces' lengths (``ms_sampled``, which all have; ``ms_of_pieces`` has the step from which each was
+timed). ``floor_ms`` is what reading weights and live keys and values takes at the bandwidth of a copy. Times to the
+first token that a step has made (the second after the prompt), in seconds: ``first_cold_s`` with an empty disk cache,
+``first_warm_s`` when it has the compiled programs, ``first_s`` when everything is in memory. ``bytes_needed`` is
+weights and the cache at its largest, ``bytes_peak`` what the allocator says, ``bytes_xla`` what XLA says. ``lag`` is
+by how much the first tokens' logits are behind the best ones of PyTorch's, at most, in standard deviations.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ def token_times(system: Any, cell: Cell) -> dict[str, Any]:
     each = [step_ms(system, piece, seconds) for piece in pieces]
     sampled = float(np.average([ms for ms, _ in each], weights=[piece.weight for piece in pieces]))
     found = {"ms": sampled, "ms_sampled": sampled, "timed": "sampled", "steps": sum(count for _, count in each)}
+    found["ms_of_pieces"] = [(piece.first, ms) for piece, (ms, _) in zip(pieces, each, strict=True)]
     expected = 1e-3 * sampled * cell.new
     if expected > WHOLE_SECONDS:
         return found

@@ -72,6 +72,9 @@ class Berxit(nn.Module):
         return probabilities, depth
 
 
+MODEL = Berxit
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=SMALL)

@@ -78,6 +78,9 @@ def labelled(sentences):
     return [(s, [before * CLASSES // WORDS for before in [0, *s[:-1]]]) for s in sentences]
 
 
+MODEL = BiRNN
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=SMALL)

@@ -58,6 +58,9 @@ class DRNN(nn.Module):
         return self.siblings(encoding, self.start, 0, SIBLINGS)[0]
 
 
+MODEL = DRNN
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=SMALL)

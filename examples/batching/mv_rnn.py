@@ -96,16 +96,7 @@ def folded(size=SMALL):
     return tp.fold(Word(size), Join(size), loss=Score(size))
 
 
-def forest(instances):
-    """Labelled trees as arrays."""
-    labels = {id(tree): label for tree, label in instances}
-    return tp.forest(
-        [tree for tree, label in instances],
-        children=lambda node: node if isinstance(node, tuple) else (),
-        arity=2,
-        word=lambda node: node if isinstance(node, int) else 0,
-        label=lambda node: labels.get(id(node), 0),
-    )
+MODEL = MVRNN
 
 
 def main():

@@ -70,6 +70,9 @@ def labelled(documents):
     return [(document, len(document[-1]) % CLASSES) for document in documents]
 
 
+MODEL = NestedRNN
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=SMALL)

@@ -66,6 +66,9 @@ class StackRNN(nn.Module):
         return stack[0], actions
 
 
+MODEL = StackRNN
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=SMALL)

@@ -26,6 +26,18 @@ def words(tree):
     return [tree] if isinstance(tree, int) else [word for child in tree for word in words(child)]
 
 
+def forest(instances):
+    """Labelled trees as arrays."""
+    labels = {id(tree): label for tree, label in instances}
+    return tp.forest(
+        [tree for tree, label in instances],
+        children=lambda node: node if isinstance(node, tuple) else (),
+        arity=2,
+        word=lambda node: node if isinstance(node, int) else 0,
+        label=lambda node: labels.get(id(node), 0),
+    )
+
+
 def length(rng):
     return int(np.clip(rng.normal(18.9, 9.0), 2, 50))
 

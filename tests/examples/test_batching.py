@@ -25,15 +25,6 @@ SIZES = {
     "berxit": 16,
     "stack_rnn": 12,
 }
-CLASSES = {
-    "tree_lstm": "TreeLSTM",
-    "mv_rnn": "MVRNN",
-    "bi_rnn": "BiRNN",
-    "nested_rnn": "NestedRNN",
-    "drnn": "DRNN",
-    "berxit": "Berxit",
-    "stack_rnn": "StackRNN",
-}
 TRAINED = ("tree_lstm", "mv_rnn", "bi_rnn", "nested_rnn")
 
 
@@ -90,7 +81,7 @@ def same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_equals_one_call_at_a_time_and_torch(name: str) -> None:
     example, reference = load(name), load("_batching_torch").MODELS[name]
-    batched = tp.batch(getattr(example, CLASSES[name])(SIZES[name]))
+    batched = tp.batch(example.MODEL(SIZES[name]))
     data = small(name, 4)
     together = batched(data)
     alone = batched.one_by_one(data)
@@ -128,7 +119,7 @@ def test_forests_give_the_same(name: str) -> None:
     ours = {key: f"{names[key.split('.')[0]][name == 'mv_rnn']}.{key.split('.', 1)[1]}" for key in folded.parameters}
     folded.parameters = {key: batched.parameters[other] for key, other in ours.items()}
     data = example.labelled(small(name, 2))
-    loss, gradients = folded.value_and_grad(example.forest(data))
+    loss, gradients = folded.value_and_grad(importlib.import_module("workload").forest(data))
     expected, others = batched.value_and_grad(data)
     assert loss == pytest.approx(expected, rel=1e-5)
     for key, other in ours.items():
