@@ -28,6 +28,7 @@ from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
+from tempo.schedule.peak import CHEAP, COSTLY
 from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
@@ -41,8 +42,8 @@ MOST_REGISTERS = 3
 _UNSTORED = "unstored"
 """The key under which a state has the nodes that the innermost loop around does not store."""
 
-UNROLL = ((8, 32), (16, 16), (32, 8), (128, 4))
-"""Per number of nodes in a loop's body, at most, how many iterations are made one."""
+# A loop makes at most so many iterations one, and computes in one at most so many nodes, or kernels.
+MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 512, 64
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Lowering:
         schedule: Schedule,
         storage: Storage,
         numbers: Mapping[Any, int],
-        on_gpu: bool = False,
+        parallel: bool = False,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -102,7 +103,7 @@ class Lowering:
         self.numbers = schedule.numbers
         self.limits = dict(numbers)
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
-        self.on_gpu = on_gpu
+        self.parallel = parallel
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.ended = self.ends(schedule.trees)
         self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
@@ -193,27 +194,40 @@ class Lowering:
         remembered = [registers for registers in found if registers is not None]
         unstored = {r.node for r in remembered if not r.stored}
         carried = [node for node in carried if node not in unstored]
+        unroll = self.unrolled(tree)
+        late = [node for node in carried if unroll > 1 and self.is_written_late(node, tree, back)]
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
         carried += bounds
 
-        def body(k: Array, carry: Any) -> Any:
+        def several(k: Array, carry: Any, number: int) -> Any:
+            """As many iterations as one; what none of them reads in a store is put there for all of them at once."""
             arrays, before = carry
-            inner: State = {**state, _UNSTORED: unstored}
+            inner: State = {**state, _UNSTORED: unstored.union(late)}
             put(inner, arrays)
-            here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
-            for registers, values in zip(remembered, before, strict=True):
-                steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
-                for n, array in enumerate(values, 1):
-                    inner[_Previous(registers.node, n)] = _Value(array, steps, tree.dim, n * back)
-            for t in tree.body:
-                self.execute(t, inner, here)
-            after = [
-                [inner[_Fresh(registers.node)].array, *values][: registers.depth]
-                for registers, values in zip(remembered, before, strict=True)
-            ]
-            return taken(inner), after
+            written: dict[Node, list[Array]] = {node: [] for node in late}
+            for n in range(number):
+                here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
+                for registers, values in zip(remembered, before, strict=True):
+                    steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
+                    for back_by, array in enumerate(values, 1):
+                        inner[_Previous(registers.node, back_by)] = _Value(array, steps, tree.dim, back_by * back)
+                for t in tree.body:
+                    self.execute(t, inner, here)
+                before = [
+                    [inner[_Fresh(registers.node)].array, *values][: registers.depth]
+                    for registers, values in zip(remembered, before, strict=True)
+                ]
+                for node, values in written.items():
+                    values.append(inner[_Fresh(node)].array)
+            inner[_UNSTORED] = unstored
+            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
+            for node, values in written.items():
+                block = self.block(node, inner, {**at, tree.dim: BlockSteps(lowest, number)})
+                axis = next(n for n, d in enumerate(block.dims) if d.origin is tree.dim)
+                self.write(node, Value(jnp.stack(values[::back], axis), block.dims), inner, block)
+            return taken(inner), before
 
         def taken(held: State) -> list[Any]:
             """What is carried of a state."""
@@ -232,7 +246,7 @@ class Lowering:
         start = (taken(state), before)
         made: Any = count
         if tree.until is None:
-            arrays, values = _repeated(count, body, start, self.unrolled(tree))
+            arrays, values = _repeated(count, several, start, unroll)
         else:
             position = carried.index(self.stopping[tree.until].bound)
             beyond = self.schedule.beyond[tree.until]
@@ -241,7 +255,9 @@ class Lowering:
                 k, (arrays, _) = carry
                 return (k < count) & (first + k < arrays[position] + beyond)
 
-            made, (arrays, values) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
+            made, (arrays, values) = lax.while_loop(
+                goes_on, lambda c: (c[0] + 1, several(*c, 1)), (jnp.int32(0), start)
+            )
         put(state, arrays)
         for registers, kept in zip(remembered, values, strict=True):
             if not registers.stored:
@@ -289,11 +305,37 @@ class Lowering:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
         small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
         times from 32, an LSTM step 1.7 times from 4. A CPU gains nothing."""
-        if not self.on_gpu or any(isinstance(inner, Loop) for inner in tree.body):
+        if not self.parallel or tree.until is not None or any(isinstance(inner, Loop) for inner in tree.body):
             return 1
-        size = len(tree.body)
-        most = next((factor for limit, factor in UNROLL if size <= limit), 1)
-        return min(most, len(tree.steps))
+        fused = CHEAP | COSTLY | {RECURRENT.name}
+        kernels = 1 + sum(c.node.op.name not in fused for c in computes(tree.body))
+        most = min(MOST_UNROLLED, MOST_NODES // len(tree.body), MOST_KERNELS // kernels, len(tree.steps))
+        # Without a remainder there is less to compile.
+        return next((n for n in range(most, most // 2, -1) if len(tree.steps) % n == 0), max(most, 1))
+
+    def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
+        """By how many iterations reads within a loop look back for a node that is computed in it; None for those that
+        are not known to be at one of the last few."""
+        directly = {c.node for c in tree.body if isinstance(c, Compute)}
+        everywhere = {c.node for c in computes(tree.body)}
+        found: list[int | None] = []
+        for d in self.readers.get(node, ()):
+            distance = d.distance(tree.dim) if d.consumer in everywhere else None
+            if distance is None:  # nothing is read
+                continue
+            low, high = distance
+            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in directly
+            exactly = exactly and self.is_read_at(d, tree.dim, low)
+            found.append(low * back if exactly and low is not None else None)
+        return found
+
+    def is_written_late(self, node: Node, tree: Loop, back: int) -> bool:
+        """Whether what a loop computes of a node may be put into its store for several iterations at once."""
+        store = self.storage.stores[node]
+        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        if own is None or tree.block or node in self.schedule.folds or apart.unrolled(store):
+            return False
+        return isinstance(store.dims[own], Steps) and None not in self.distances(node, tree, back)
 
     def registers(self, node: Node, tree: Loop, back: int) -> _Registers | None:
         """What a loop hands from iteration to iteration of a node, if anything."""
@@ -305,26 +347,13 @@ class Lowering:
         kept = store.dims[own]
         if isinstance(kept, Latest):
             return None
-        depth = 0
+        distances = self.distances(node, tree, back)
+        depth = max((n for n in distances if n is not None), default=0)
         # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
-        # memory gets all of it.
-        stored = not isinstance(kept, Window) or sum(not isinstance(k, Latest) for k in self.loop_dims(node)) > 1
-        stored = stored or bool(store.host)
+        # memory gets all of it, and the rest of a block reads all its steps.
         everywhere = {c.node for c in computes(tree.body)}
-        for d in self.readers.get(node, ()):
-            if d.consumer not in everywhere:
-                # The rest of a block reads all steps of it; what comes after a loop, only its last ones.
-                stored = stored or tree.inner
-                continue
-            distance = d.distance(tree.dim)
-            if distance is None:  # nothing is read
-                continue
-            low, high = distance
-            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in inside
-            exactly = exactly and self.is_read_at(d, tree.dim, low)
-            if exactly and low is not None:
-                depth = max(depth, low * back)
-            stored = stored or not exactly
+        beside = tree.inner and any(d.consumer not in everywhere for d in self.readers.get(node, ()))
+        stored = not isinstance(kept, Window) or None in distances or bool(store.host) or beside
         if isinstance(kept, Window) and not stored:
             depth = max(depth, kept.final)
             stored = depth > MOST_REGISTERS
@@ -795,18 +824,14 @@ def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
     return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))
 
 
-def _repeated(count: Any, body: Any, start: Any, unroll: int) -> Any:
-    """``fori_loop``, which unrolls no loop whose number of iterations is only known at run time."""
-    if isinstance(count, int) or unroll == 1:
-        return lax.fori_loop(0, count, body, start, unroll=unroll if isinstance(count, int) else None)
-
-    def several(k: Array, carry: Any) -> Any:
-        for n in range(unroll):
-            carry = body(k * unroll + n, carry)
-        return carry
-
+def _repeated(count: Any, several: Callable[[Any, Any, int], Any], start: Any, unroll: int) -> Any:
+    """``count`` iterations, ``unroll`` of them as one; how many there are may be known only at run time."""
     rounds = count // unroll
-    return lax.fori_loop(rounds * unroll, count, body, lax.fori_loop(0, rounds, several, start))
+    carry = lax.fori_loop(0, rounds, lambda k, carry: several(k * unroll, carry, unroll), start)
+    rest = count - rounds * unroll
+    if isinstance(rest, int):
+        return several(rounds * unroll, carry, rest) if rest else carry
+    return carry if unroll == 1 else lax.fori_loop(rounds * unroll, count, lambda k, c: several(k, c, 1), carry)
 
 
 def _steps_dim(node: Node) -> Dim:
