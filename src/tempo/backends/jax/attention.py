@@ -19,7 +19,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from tempo.backends.jax.footprint import shaped
+from tempo.backends.jax.padded import outline
 
 Array = Any
 
@@ -134,7 +134,7 @@ def kernel(
     shapes = [(rows, out), (rows,), (rows,)]
     sums, greatest, total = pl.pallas_call(
         functools.partial(_part, layout=layout, tile=tile, parts=parts, half=half),
-        out_shape=[shaped((batch, heads, parts, *shape), 0, jnp.float32) for shape in shapes],
+        out_shape=[outline((batch, heads, parts, *shape), jnp.float32) for shape in shapes],
         grid=(batch, heads, parts),
         in_specs=[
             pl.BlockSpec((1,), lambda b, h, n: (b,)),

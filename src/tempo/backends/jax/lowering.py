@@ -43,7 +43,7 @@ _UNSTORED = "unstored"
 """The key under which a state has the nodes that the innermost loop around does not store."""
 
 # A loop makes at most so many iterations one, and computes in one at most so many nodes, or kernels.
-MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 512, 64
+MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 640, 72
 
 
 @dataclass(frozen=True)
