@@ -23,6 +23,7 @@ from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifte
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import dependents
+from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
@@ -105,6 +106,7 @@ class Lowering:
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.parallel = parallel
         self.functions: dict[Any, Callable[..., Array]] = {}
+        self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.ended = self.ends(schedule.trees)
         self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
         self.full: dict[Node, bool] = {}
@@ -196,19 +198,27 @@ class Lowering:
         carried = [node for node in carried if node not in unstored]
         unroll = self.unrolled(tree)
         late = [node for node in carried if unroll > 1 and self.is_written_late(node, tree, back)]
+        read = self.read_together(tree) if unroll > 1 else []
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
         carried += bounds
 
         def several(k: Array, carry: Any, number: int) -> Any:
-            """As many iterations as one; what none of them reads in a store is put there for all of them at once."""
+            """As many iterations as one: what they read elsewhere is read, and what none of them reads in a store is
+            put there, for all of them at once. XLA takes parts at known places into products, but not others."""
             arrays, before = carry
             inner: State = {**state, _UNSTORED: unstored.union(late)}
             put(inner, arrays)
+            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
+            group = {**at, tree.dim: BlockSteps(lowest, number)}
+            given = {node: self.steps_of(node, inner, group, tree.dim)[::back] for node in read if number > 1}
             written: dict[Node, list[Array]] = {node: [] for node in late}
             for n in range(number):
                 here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
+                for node, values in given.items():
+                    steps = {d: here[d.origin] for d in node.domain if d.origin in here}
+                    inner[_Fresh(node)] = _Value(values[n], steps)
                 for registers, values in zip(remembered, before, strict=True):
                     steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
                     for back_by, array in enumerate(values, 1):
@@ -222,9 +232,8 @@ class Lowering:
                 for node, values in written.items():
                     values.append(inner[_Fresh(node)].array)
             inner[_UNSTORED] = unstored
-            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
             for node, values in written.items():
-                block = self.block(node, inner, {**at, tree.dim: BlockSteps(lowest, number)})
+                block = self.block(node, inner, group)
                 axis = next(n for n, d in enumerate(block.dims) if d.origin is tree.dim)
                 self.write(node, Value(jnp.stack(values[::back], axis), block.dims), inner, block)
             return taken(inner), before
@@ -329,6 +338,43 @@ class Lowering:
             found.append(low * back if exactly and low is not None else None)
         return found
 
+    def read_together(self, tree: Loop) -> list[Node]:
+        """What is computed elsewhere, and read by every iteration of a loop at its own step."""
+        inside = {c.node for c in computes(tree.body)}
+        found: dict[Node, None] = {}
+        for statement in computes(tree.body):
+            reader = statement.node
+            cases = [self.graph.cases[reader][n].value for n in statement.cases]
+            for edge in (*reader.edges, *cases):
+                node = edge.node
+                store = self.storage.stores.get(node)
+                own = next((d for d in node.domain if d.origin is tree.dim), None)
+                if store is None or own is None or node in inside or store.host or apart.unrolled(store):
+                    continue
+                first, last = (self.schedule.own_step(node, own, step) for step in (tree.start, tree.stop - 1))
+                start, stop = self.schedule.steps(node, own)
+                covered = not tree.inner and start <= first and last < stop
+                if covered and isinstance(store.dims[own], Steps) and self.is_own_step(edge, own, reader):
+                    found[node] = None
+        return list(found)
+
+    def is_own_step(self, edge: Edge, d: Dim, reader: Node, back: int = 0) -> bool:
+        """Whether an edge reads, of a dim, the step that the reader's loop is at, or so many steps before."""
+        item = edge.index[edge.node.domain.index(d)]
+        own = next((e for e in reader.domain if e.origin is d.origin), None)
+        if own is None or isinstance(item, Slice):
+            return False
+        # own_step of nothing is how far a node's steps are behind the loop's.
+        theirs: Expr = item - self.schedule.own_step(edge.node, d, 0)
+        return bool(theirs + back == own - self.schedule.own_step(reader, own, 0))
+
+    def steps_of(self, node: Node, state: State, at: Mapping[Dim, Any], family: Dim) -> list[Array]:
+        """What a store has at the steps of a block, one by one."""
+        block = self.block(node, state, at)
+        axis = next(n for n, d in enumerate(block.dims) if d.origin is family)
+        array = self.at_step(node, state, at)
+        return [lax.index_in_dim(array, n, axis, keepdims=False) for n in range(at[family].length)]
+
     def is_written_late(self, node: Node, tree: Loop, back: int) -> bool:
         """Whether what a loop computes of a node may be put into its store for several iterations at once."""
         store = self.storage.stores[node]
@@ -361,20 +407,11 @@ class Lowering:
 
     def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
         """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
-        for dim in (e for e in d.producer.domain if self.is_looped(d.producer, e)):
-            own = next((e for e in d.consumer.domain if e.origin is dim.origin), None)
-            item = None if d.read.index is None else d.read.index[d.producer.domain.index(dim)]
-            if own is None or not isinstance(item, Expr):
-                return False
-            steps = (back or 0) if dim.origin is family else 0
-            theirs = item - self.schedule.own_step(d.producer, dim, 0)
-            if theirs + steps != own - self.schedule.own_step(d.consumer, own, 0):
-                return False
-        return True
-
-    def loop_dims(self, node: Node) -> list[Any]:
-        """How the steps of those dims of a node are kept over which there are loops."""
-        return [kept for d, kept in self.storage.stores[node].dims.items() if self.is_looped(node, d)]
+        if d.read.index is None:
+            return False
+        edge = Edge(d.producer, d.read.index)
+        looped = [e for e in d.producer.domain if self.is_looped(d.producer, e)]
+        return all(self.is_own_step(edge, e, d.consumer, (back or 0) if e.origin is family else 0) for e in looped)
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
@@ -424,9 +461,9 @@ class Lowering:
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
-        block = self.block(node, state, at, statement.within)
-        if node.op is INPUT:
+        if node.op is INPUT or node in self.literals:
             return
+        block = self.block(node, state, at, statement.within)
         if node.op is RECURRENT:
             value = self.choose(statement, state, block)
         elif node.op is HOST_RESULT:
@@ -472,6 +509,8 @@ class Lowering:
     def read(self, edge: Edge, state: State, block: Block, whole: Slots | None = None) -> Value:
         """What a block reads, with its padded axes as long as they get in this block; an axis that is
         ``whole`` with all slots of its circle."""
+        if edge.node in self.literals:
+            return Value(self.literal(edge.node), ())
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if whole is not None:
             lengths = (*lengths[: whole.axis], whole.size, *lengths[whole.axis + 1 :])
@@ -512,6 +551,11 @@ class Lowering:
         )
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
+    def literal(self, node: Node) -> Array:
+        """A number where it is read: XLA knows more ways to compute with numbers that it knows."""
+        value = node.attributes["value"]
+        return value if node.op is CONSTANT else jnp.full(self.storage.stores[node].value, value, node.dtype)
+
     def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
         """The array that a block reads through an edge, and its layout."""
         store = self.storage.stores[edge.node]
@@ -525,15 +569,9 @@ class Lowering:
 
     def is_at(self, edge: Edge, block: Block, value: _Value) -> bool:
         """Whether an edge reads what was computed at the steps of a value."""
-        for d, item in zip(edge.node.domain, edge.index, strict=True):
+        for d in edge.node.domain:
             if d in value.at:
-                own = next((e for e in block.node.domain if e.origin is d.origin), None)
-                back = value.back if d.origin is value.family else 0
-                if own is None or isinstance(item, Slice):
-                    return False
-                # own_step of nothing is how far a node's steps are behind the loop's.
-                theirs = item - self.schedule.own_step(edge.node, d, 0)
-                if theirs + back != own - self.schedule.own_step(block.node, own, 0):
+                if not self.is_own_step(edge, d, block.node, value.back if d.origin is value.family else 0):
                     return False
                 # The steps of a loop are told apart by the very objects that stand for them.
                 if block.loops.get(d.origin) is not value.at[d]:
@@ -822,6 +860,11 @@ def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
     edges = [*node.edges, *(case.value for case in cases)]
     found = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
     return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))
+
+
+def _is_literal(node: Node) -> bool:
+    """Whether a node is one number, and needs no store."""
+    return not node.domain and (node.op is FULL or (node.op is CONSTANT and node.attributes["value"].ndim == 0))
 
 
 def _repeated(count: Any, several: Callable[[Any, Any, int], Any], start: Any, unroll: int) -> Any:

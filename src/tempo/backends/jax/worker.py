@@ -200,7 +200,9 @@ class Parts:
         return found
 
     def compile(self, item: Part | Chunks) -> _Compiled:
+        literals = self.lowering.literals
         inside = [n for n in dict.fromkeys(c.node for c in computes(item.trees)) if n.op is not INPUT]
+        inside = [n for n in inside if n not in literals]
         emitted = [n for n in inside if n in self.emitted]
         computed = set(inside)
         others = [n for n in inside if n not in self.emitted]
@@ -209,7 +211,8 @@ class Parts:
         lowering.storage = Storage({**self.stores, **gathered, **self.local})
         carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n)]
         read = [p for n in inside for p in producers(n, self.graph.cases)]
-        outside = [p for p in read if p.op is HOST or (p not in computed and p in self.stores)]
+        present = computed | literals
+        outside = [p for p in read if p.op is HOST or (p not in present and p in self.stores)]
         stops = [self.lowering.stopping[n].bound for n in inside if n in self.lowering.stopping]
         cuts = {
             node: slices(node, found, item.outer, lowering.schedule, self.lowering.storage)
@@ -387,6 +390,7 @@ class JaxWorker:
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
+        on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
         hosted = {n: array for n, array in self.host.arrays.items() if n in needed and n.op is not INPUT}
         return {**on_device, **{Hosted(node): array for node, array in hosted.items()}}
 
