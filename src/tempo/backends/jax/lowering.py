@@ -18,18 +18,17 @@ from jax import lax
 
 from tempo.backends.jax import apart
 from tempo.backends.jax.circles import Caches, Circle, Slots, circle
+from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated, unrolled
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
+from tempo.backends.jax.settled import Settled
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import dependents
 from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
-from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
-from tempo.schedule.peak import CHEAP, COSTLY
 from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
@@ -37,14 +36,8 @@ from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
 
-# A loop hands on at most this many earlier values of a node.
-MOST_REGISTERS = 3
-
 _UNSTORED = "unstored"
 """The key under which a state has the nodes that the innermost loop around does not store."""
-
-# A loop makes at most so many iterations one, and computes in one at most so many nodes, or kernels.
-MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 640, 72
 
 
 @dataclass(frozen=True)
@@ -60,16 +53,6 @@ class _Previous:
 
     node: Node
     back: int
-
-
-@dataclass(frozen=True)
-class _Registers:
-    """The ``depth`` values of a node that a loop hands from iteration to iteration: beside its store, which XLA would
-    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it."""
-
-    node: Node
-    depth: int
-    stored: bool
 
 
 @dataclass(frozen=True)
@@ -107,12 +90,8 @@ class Lowering:
         self.parallel = parallel
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
-        self.ended = self.ends(schedule.trees)
-        self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
-        self.full: dict[Node, bool] = {}
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in schedule.dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.settled = Settled(graph, schedule, self.stopping)
+        self.iterated = Iterated(graph, schedule)
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """A whole program without host calls: from inputs to outputs, and ``made``."""
@@ -192,13 +171,15 @@ class Lowering:
 
         back = -1 if tree.backwards else 1
         stride = back * (tree.block or 1)
-        found = (self.registers(node, tree, back) for node in carried)
+        stores = self.storage.stores
+        found = (self.iterated.registers(node, tree, back, stores) for node in carried)
         remembered = [registers for registers in found if registers is not None]
         unstored = {r.node for r in remembered if not r.stored}
         carried = [node for node in carried if node not in unstored]
-        unroll = self.unrolled(tree)
-        late = [node for node in carried if unroll > 1 and self.is_written_late(node, tree, back)]
-        read = self.read_together(tree) if unroll > 1 else []
+        # A CPU gains nothing from it.
+        unroll = unrolled(tree) if self.parallel else 1
+        late = [n for n in carried if unroll > 1 and self.iterated.is_written_late(n, tree, back, stores)]
+        read = self.iterated.read_together(tree, stores) if unroll > 1 else []
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
@@ -310,108 +291,12 @@ class Lowering:
                 steps.append(kept.size)
         return (*steps, *store.value)
 
-    def unrolled(self, tree: Loop) -> int:
-        """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
-        small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
-        times from 32, an LSTM step 1.7 times from 4. A CPU gains nothing."""
-        if not self.parallel or tree.until is not None or any(isinstance(inner, Loop) for inner in tree.body):
-            return 1
-        fused = CHEAP | COSTLY | {RECURRENT.name}
-        kernels = 1 + sum(c.node.op.name not in fused for c in computes(tree.body))
-        most = min(MOST_UNROLLED, MOST_NODES // len(tree.body), MOST_KERNELS // kernels, len(tree.steps))
-        # Without a remainder there is less to compile.
-        return next((n for n in range(most, most // 2, -1) if len(tree.steps) % n == 0), max(most, 1))
-
-    def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
-        """By how many iterations reads within a loop look back for a node that is computed in it; None for those that
-        are not known to be at one of the last few."""
-        directly = {c.node for c in tree.body if isinstance(c, Compute)}
-        everywhere = {c.node for c in computes(tree.body)}
-        found: list[int | None] = []
-        for d in self.readers.get(node, ()):
-            distance = d.distance(tree.dim) if d.consumer in everywhere else None
-            if distance is None:  # nothing is read
-                continue
-            low, high = distance
-            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in directly
-            exactly = exactly and self.is_read_at(d, tree.dim, low)
-            found.append(low * back if exactly and low is not None else None)
-        return found
-
-    def read_together(self, tree: Loop) -> list[Node]:
-        """What is computed elsewhere, and read by every iteration of a loop at its own step."""
-        inside = {c.node for c in computes(tree.body)}
-        found: dict[Node, None] = {}
-        for statement in computes(tree.body):
-            reader = statement.node
-            cases = [self.graph.cases[reader][n].value for n in statement.cases]
-            for edge in (*reader.edges, *cases):
-                node = edge.node
-                store = self.storage.stores.get(node)
-                own = next((d for d in node.domain if d.origin is tree.dim), None)
-                if store is None or own is None or node in inside or store.host or apart.unrolled(store):
-                    continue
-                first, last = (self.schedule.own_step(node, own, step) for step in (tree.start, tree.stop - 1))
-                start, stop = self.schedule.steps(node, own)
-                covered = not tree.inner and start <= first and last < stop
-                if covered and isinstance(store.dims[own], Steps) and self.is_own_step(edge, own, reader):
-                    found[node] = None
-        return list(found)
-
-    def is_own_step(self, edge: Edge, d: Dim, reader: Node, back: int = 0) -> bool:
-        """Whether an edge reads, of a dim, the step that the reader's loop is at, or so many steps before."""
-        item = edge.index[edge.node.domain.index(d)]
-        own = next((e for e in reader.domain if e.origin is d.origin), None)
-        if own is None or isinstance(item, Slice):
-            return False
-        # own_step of nothing is how far a node's steps are behind the loop's.
-        theirs: Expr = item - self.schedule.own_step(edge.node, d, 0)
-        return bool(theirs + back == own - self.schedule.own_step(reader, own, 0))
-
     def steps_of(self, node: Node, state: State, at: Mapping[Dim, Any], family: Dim) -> list[Array]:
         """What a store has at the steps of a block, one by one."""
         block = self.block(node, state, at)
         axis = next(n for n, d in enumerate(block.dims) if d.origin is family)
         array = self.at_step(node, state, at)
         return [lax.index_in_dim(array, n, axis, keepdims=False) for n in range(at[family].length)]
-
-    def is_written_late(self, node: Node, tree: Loop, back: int) -> bool:
-        """Whether what a loop computes of a node may be put into its store for several iterations at once."""
-        store = self.storage.stores[node]
-        own = next((d for d in node.domain if d.origin is tree.dim), None)
-        if own is None or tree.block or node in self.schedule.folds or apart.unrolled(store):
-            return False
-        return isinstance(store.dims[own], Steps) and None not in self.distances(node, tree, back)
-
-    def registers(self, node: Node, tree: Loop, back: int) -> _Registers | None:
-        """What a loop hands from iteration to iteration of a node, if anything."""
-        inside = {c.node for c in tree.body if isinstance(c, Compute)}
-        own = next((d for d in node.domain if d.origin is tree.dim), None)
-        if tree.block or node not in inside or own is None:
-            return None
-        store = self.storage.stores[node]
-        kept = store.dims[own]
-        if isinstance(kept, Latest):
-            return None
-        distances = self.distances(node, tree, back)
-        depth = max((n for n in distances if n is not None), default=0)
-        # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
-        # memory gets all of it, and the rest of a block reads all its steps.
-        everywhere = {c.node for c in computes(tree.body)}
-        beside = tree.inner and any(d.consumer not in everywhere for d in self.readers.get(node, ()))
-        stored = not isinstance(kept, Window) or None in distances or bool(store.host) or beside
-        if isinstance(kept, Window) and not stored:
-            depth = max(depth, kept.final)
-            stored = depth > MOST_REGISTERS
-        return _Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
-
-    def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
-        """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
-        if d.read.index is None:
-            return False
-        edge = Edge(d.producer, d.read.index)
-        looped = [e for e in d.producer.domain if self.is_looped(d.producer, e)]
-        return all(self.is_own_step(edge, e, d.consumer, (back or 0) if e.origin is family else 0) for e in looped)
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
@@ -424,10 +309,9 @@ class Lowering:
         kept = self.storage.stores[node].dims
         if node in self.schedule.folds:
             return True
-        return any(not isinstance(kept[d], Latest | Present | Apart) and self.is_looped(node, d) for d in node.domain)
-
-    def is_looped(self, node: Node, d: Dim) -> bool:
-        return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
+        return any(
+            not isinstance(kept[d], Latest | Present | Apart) and self.iterated.is_looped(node, d) for d in node.domain
+        )
 
     # -- nodes ------------------------------------------------------------------------------------------------
 
@@ -571,7 +455,7 @@ class Lowering:
         """Whether an edge reads what was computed at the steps of a value."""
         for d in edge.node.domain:
             if d in value.at:
-                if not self.is_own_step(edge, d, block.node, value.back if d.origin is value.family else 0):
+                if not self.iterated.is_own_step(edge, d, block.node, value.back if d.origin is value.family else 0):
                     return False
                 # The steps of a loop are told apart by the very objects that stand for them.
                 if block.loops.get(d.origin) is not value.at[d]:
@@ -601,7 +485,7 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
-        if turned and not all(self.is_settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
+        if turned and not all(self.settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
             turned = None  # what lies in a circle beside the window would be multiplied by zero
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
@@ -637,7 +521,7 @@ class Lowering:
         known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
         names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
         numbers = {s: value for s, value in known.items() if s not in names}
-        shapes = tuple((edge.shape, self.is_settled(edge)) for edge in edges)
+        shapes = tuple((edge.shape, self.settled(edge)) for edge in edges)
         axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
         still = None if turned is None else replace(turned, first=None)
 
@@ -680,38 +564,6 @@ class Lowering:
     def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
         """What sizes and attributes of a primitive depend on."""
         return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
-
-    def is_settled(self, edge: Edge) -> bool:
-        """Whether all padding of what an edge reads comes from slicing a store, at steps at which the program has a
-        value: what is computed for others, behind a stop or beside a triangle of points, need not be a number."""
-        node, stops = edge.node, self.schedule.open
-        if shape_symbols(edge.shape) & stops.keys() or dims_of(shape_symbols(node.shape)):
-            return False
-        sliced = [d for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)]
-        # Computed behind a stop, it is what it would have been without; unless it depends on where that is.
-        behind = (d.origin for d in sliced if d.origin.bound in stops)
-        if node in self.dependent and any(dim not in self.ended.get(node, ()) for dim in behind):
-            return False
-        if not sliced or node.op is INPUT or node not in self.schedule.needed:
-            return True
-        if node not in self.full:
-            self.full[node] = self.schedule.is_needed_throughout(node)
-        return self.full[node]
-
-    def ends(self, trees: Sequence[Tree], around: frozenset[Dim] = frozenset()) -> dict[Node, frozenset[Dim]]:
-        """Per node, the dims that stop and of which it is computed for no step behind that: in the loop that stops."""
-        found: dict[Node, frozenset[Dim]] = {}
-        for tree in trees:
-            inner = {tree.node: around} if isinstance(tree, Compute) else self.ends(tree.body, around | self.end(tree))
-            for node, dims in inner.items():
-                found[node] = found.get(node, dims) & dims
-        return found
-
-    def end(self, loop: Loop) -> frozenset[Dim]:
-        """The dim at whose stop a loop ends. (A single step is computed in any case.)"""
-        if loop.until is None or len(loop.steps) == 1:
-            return frozenset()
-        return frozenset({self.stopping[loop.until]})
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
@@ -852,14 +704,6 @@ class Lowering:
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
-
-
-def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
-    """What the values of a node at a point depend on beside its operands."""
-    cases = graph.cases.get(node, ())
-    edges = [*node.edges, *(case.value for case in cases)]
-    found = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
-    return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))
 
 
 def _is_literal(node: Node) -> bool:
