@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,13 +83,12 @@ def _halves(start: int, stop: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Array:
-    """What a node reads or computes at a step of a loop: ``times`` as often as the size says."""
+    """What nodes read or compute at a step of a loop. Layers of a model have many of the same kind."""
 
     shape: Shape
-    times: int
     dim: Dim
     offset: int
-    spans: Mapping[Any, tuple[int, int]]
+    spans: tuple[tuple[Any, tuple[int, int]], ...]
 
 
 class Sizes:
@@ -97,25 +97,29 @@ class Sizes:
     def __init__(self, numbers: Mapping[Any, int]) -> None:
         self.numbers = numbers
         self.nodes = 0
-        self.found: list[_Array] = []
+        self.found: Counter[_Array] = Counter()
+        """The bytes of an element, of all arrays of a kind."""
 
     def add(
         self, node: Node, dim: Dim, offset: int, cases: Sequence[Case], spans: Mapping[Any, tuple[int, int]], times: int
     ) -> None:
-        """Take a node of the body into account, which is ``offset`` steps behind the loop over ``dim``."""
+        """Take a node of the body into account, which is ``offset`` steps behind the loop over ``dim``, and computed
+        for so many steps of other dims at once."""
         self.nodes += 1
         edges = [*node.edges, *(case.value for case in cases)]
         for shape, dtype in [(node.shape, node.dtype), *((edge.shape, edge.dtype) for edge in edges)]:
-            if dim in shape_symbols(shape):
-                self.found.append(_Array(shape, times * dtype.itemsize, dim, offset, spans))
+            symbols = shape_symbols(shape)
+            if dim in symbols:
+                known = tuple((s, span) for s, span in spans.items() if s in symbols)
+                self.found[_Array(shape, dim, offset, known)] += times * dtype.itemsize
 
     def at(self, start: int, stop: int) -> list[int]:
         """How large the arrays get from one step of the loop up to another."""
         result = []
-        for array in self.found:
-            spans = {**array.spans, array.dim: (start - array.offset, stop - 1 - array.offset)}
+        for array, times in self.found.items():
+            spans = {**dict(array.spans), array.dim: (start - array.offset, stop - 1 - array.offset)}
             sizes = (interval(as_expr(size).substitute(self.numbers), spans)[1] for size in array.shape)
-            result.append(array.times * math.prod(max(size, 0) for size in sizes))
+            result.append(times * math.prod(max(size, 0) for size in sizes))
         return result
 
     def bytes(self, start: int, stop: int) -> int:

@@ -267,6 +267,7 @@ class _Builder:
             for node in reachable([handed], {}):
                 self.along.setdefault(node, set()).update(d.origin for d in handed.domain)
         self.spans = spans
+        self.known_bytes: dict[Any, int] = {}
 
     def sequence(
         self,
@@ -644,10 +645,13 @@ class _Builder:
     def bytes(self, node: Node, around: Set[Dim] = frozenset()) -> int:
         """What all values of a node take: at one step of the loops ``around``."""
         spans = self.spans[node]
-        steps = math.prod(max(last - first + 1, 0) for d, (first, last) in spans.items() if d.origin not in around)
-        ranges = {**self.limits, **spans}
-        sizes = (interval(as_expr(s).substitute(self.numbers), ranges)[1] for s in node.shape)
-        return steps * math.prod(sizes) * node.dtype.itemsize
+        key = node, frozenset(around), tuple(spans.values())
+        if key not in self.known_bytes:
+            steps = math.prod(max(last - first + 1, 0) for d, (first, last) in spans.items() if d.origin not in around)
+            ranges = {**self.limits, **spans}
+            sizes = (interval(as_expr(s).substitute(self.numbers), ranges)[1] for s in node.shape)
+            self.known_bytes[key] = steps * math.prod(sizes) * node.dtype.itemsize
+        return self.known_bytes[key]
 
     def loop(self, group: Group, family: Dim, dependences: Sequence[Dependence], outer: Place) -> list[Tree]:
         """The loop of a group, cut where other nodes or cases become active."""
