@@ -7,6 +7,7 @@ import pytest
 
 import tempo as tp
 from tempo.runtime.executable import Executable
+from tempo.schedule.looptree import Loop, computes
 from tests.schedule.common import outline, text
 
 
@@ -359,3 +360,18 @@ def test_what_is_emitted_per_iteration_does_not_pull_all_it_needs_into_inner_loo
             "    at t = 64:",
             "    einsum_2 = einsum(x, transpose_1)",
         ]
+
+
+def test_what_a_loop_reads_is_computed_before_it_if_that_keeps_no_more() -> None:
+    """A normal draw takes two uniform ones: kept are the draws, not what they are made of. But what is made of an
+    input, which is there anyway, is computed where it is read."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (8,), domain=(t,))
+        h = prog.state("h", np.zeros(8), over=t)
+        h.next = tp.tanh(h + tp.random.normal((8,)) + tp.exp(x))
+        prog.output("last", h[T - 1])
+    run = compiled(prog, {T: 100}, x=np.zeros((100, 8)))
+    (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
+    inside = {statement.node.op.name for statement in computes(loop.body)}
+    assert "exp" in inside and not inside & {"random_bits", "log", "cos"}
