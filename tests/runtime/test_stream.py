@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax.iterated import unrolled
 from tempo.runtime import run as running
+from tempo.runtime.executable import Executable
 from tempo.schedule import script
 
 BACKENDS = ["numpy", "jax"]
@@ -203,10 +205,9 @@ def test_chunks_of_unrolled_iterations() -> None:
     """As on a GPU: some iterations are made one, and those that remain are made one by one."""
     prog, I = halving()
     steps = 40
-    run = prog.compile({I: steps})
-    run._machine.lowering.on_gpu = True
+    run = Executable(prog.graph, {I: steps}, parallel=True)
     (loop,) = [item.loop for item in run._script.leaves() if isinstance(item, script.Chunks)]
-    assert run._machine.lowering.unrolled(loop) > 4
+    assert unrolled(loop) > 4
     stream = run.stream()
     assert listed(stream) == [("w", (i,), 0.5**i) for i in range(steps)]
     assert stream.result is not None
