@@ -295,15 +295,14 @@ class _Run:
     def backward(self, flows: Arenas) -> dict[str, Array]:
         """The parameters' gradients; ``flows`` become those of all values."""
         gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
-        cursors: dict[int, Array] = {}
+        left: dict[int, Array] = {}
         self.batched._kernels.prepare_backward(self.runs, self._own, self.store.arenas, flows)
         for run in reversed(self.runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)
-            cursor = cursors.get(id(lanes))
-            cursors[id(lanes)], after = self.batched._kernels.backward(
+            left[id(lanes)], after = self.batched._kernels.backward(
                 run,
-                np.int32(lanes.size) if cursor is None else cursor,
+                left.get(id(lanes), lanes.launches),
                 self._own(run),
                 self.store.arenas,
                 flows,

@@ -18,7 +18,7 @@ from tempo.batching.forest import Forest, layout
 from tempo.batching.kernels import pulled
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
-from tempo.batching.planning import padded_width
+from tempo.batching.widths import padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any

@@ -462,14 +462,17 @@ def current() -> Recorder | None:
 
 def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
     """A result of the same structure with something else for each ``Value``."""
-    if isinstance(result, Value):
+    what = type(result)
+    if what is Value:
         return of(result)
+    if what is list:
+        return [replaced(part, of) for part in result]
+    if what is tuple:
+        return tuple([replaced(part, of) for part in result])
     if isinstance(result, dict):
         return {key: replaced(part, of) for key, part in result.items()}
     if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(replaced(part, of) for part in result))
-    if type(result) in (list, tuple):
-        return type(result)(replaced(part, of) for part in result)
+        return what(*(replaced(part, of) for part in result))
     if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
         before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.init}
         after = {name: replaced(part, of) for name, part in before.items()}
