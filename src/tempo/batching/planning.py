@@ -7,6 +7,8 @@ and width that follow each other are one run: a loop inside one XLA program.
 Every result has a row in the arena of its kind. Launches get rows in the order in which they are made, as many as they
 make calls: what lanes of padding write is overwritten by the launch after.
 
+Calls of a cell with the same numbers (the same word) have the same results, and are made once.
+
 An argument that is a result of a cell in one call and data in another (the state before the first step) would keep
 these calls apart. Such data are put into an arena first, by the cell ``data``; a piece of data that many calls are
 given is put there once.
@@ -25,6 +27,7 @@ import numpy as np
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.hoisting import Hoisting
 from tempo.batching.recording import STRIDE, Recorder, Stream, Value, data_trace
+from tempo.batching.repeats import first_calls
 from tempo.batching.widths import launches, room
 
 Array = Any
@@ -65,6 +68,9 @@ class Calls:
     bases: np.ndarray[Any, Any]
     columns: list[Any]
     is_value: tuple[bool, ...]
+    repeats: np.ndarray[Any, Any] | None = None
+    """Where some calls are not made, since others are the same: (2, repeated calls), the numbers of their first
+    results, and of these others'."""
 
 
 @dataclass(eq=False)
@@ -81,6 +87,8 @@ class Lanes:
     launches: int
     bases: np.ndarray[Any, Any]
     """Per lane the number of its first result."""
+    repeated: int
+    """How many other calls were the same as some of these."""
     status: Array = None
     """After computing: (launches done, the first lane with an index that is out of range, counted from one)."""
 
@@ -134,7 +142,9 @@ class Planner:
         return self._runs(_by_trace(calls), rows)
 
     def _runs(self, together: Sequence[Calls], rows: Rows) -> list[Run]:
-        parts = [_Part(calls) for calls in together]
+        # What is computed for others lane by lane has a lane for each of theirs.
+        aligned = {calls.trace.early for calls in together}
+        parts = [_Part(calls if calls.trace in aligned else _distinct(calls)) for calls in together]
         number = {calls.trace: n for n, calls in enumerate(together)}
         for part in parts:
             if part.calls.trace.early is not None:
@@ -147,6 +157,10 @@ class Planner:
         _place(parts, owner[order], rows)
         for part in parts:
             part.number(rows)
+            if part.calls.repeats is not None:
+                for position in range(len(part.starts)):
+                    repeated, made = part.calls.repeats + position
+                    rows.of[repeated] = rows.of[made]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
         counts = np.concatenate([part.counts for part in parts])[order]
         widths = np.concatenate([part.widths for part in parts])[order]
@@ -277,6 +291,17 @@ class Put:
         return made
 
 
+def _distinct(calls: Calls) -> Calls:
+    """The same calls without those that others are the same as, if they are more than a few."""
+    firsts = first_calls(calls.columns, calls.is_value, calls.trace)
+    if firsts is None:
+        return calls
+    made = firsts == np.arange(len(firsts))
+    found = _chosen(calls, np.flatnonzero(made))
+    found.repeats = np.stack([calls.bases[~made], calls.bases[firsts[~made]]])
+    return found
+
+
 def _chosen(calls: Calls, which: np.ndarray[Any, Any]) -> Calls:
     """Some of the calls, in another order."""
     columns = [c[which] if v else [c[k] for k in which] for c, v in zip(calls.columns, calls.is_value, strict=True)]
@@ -371,7 +396,8 @@ class _Part:
             # Otherwise the one kernel that reads them takes them along, which is faster.
             arrays = jax.device_put(arrays)
         table, numbers, given_data = arrays
-        return Lanes(group, table, numbers, given_data, len(self.counts), bases)
+        repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
+        return Lanes(group, table, numbers, given_data, len(self.counts), bases, repeated)
 
 
 def _place(parts: Sequence[_Part], owner: np.ndarray[Any, Any], rows: Rows) -> None:

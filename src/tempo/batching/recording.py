@@ -206,8 +206,8 @@ class Recorder:
         self.cells = set(cells)
         self.phases = phases
         self.streams: dict[Any, Stream] = {}
-        self.fast: dict[Cell, Callable[[tuple[Any, ...]], Any]] = {}
-        """Per cell how a call is recorded that looks like the latest one."""
+        self.fast: dict[Cell, list[Callable[[tuple[Any, ...]], Any]]] = {}
+        """Per cell how calls are recorded that look like earlier ones, the latest first."""
         self.count = 0
         self.computed = 0
         self.stale = False
@@ -254,7 +254,10 @@ class Recorder:
         stream.levels.append(level)
         self.count = base + stream.size
         if known and stream.record is not None:
-            self.fast[cell] = stream.record
+            records = self.fast.setdefault(cell, [])
+            if stream.record in records:
+                records.remove(stream.record)
+            records.insert(0, stream.record)
         if stream.flat == 0:
             return Value(stream, stream.results[0], base, level)
         values = [Value(stream, kind, base + n, level) for n, kind in enumerate(stream.results)]
