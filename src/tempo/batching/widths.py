@@ -13,8 +13,8 @@ from functools import cache
 import jax
 
 FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""No wider: the temporaries of wider ones do not fit a core's cache, and products of vectors with 256 numbers that run at
-100 GFLOP/s for 128 lanes do so at 80 for 256."""
+"""No wider: the temporaries of wider ones do not fit a core's cache, and products of vectors with 256 numbers that run
+at 100 GFLOP/s for 128 lanes do so at 80 for 256."""
 SMALL = (*FINE, 256, 512, 1024)
 """For cells that are hardly any work. No wider, so that what a kernel needs does not grow with the mini-batch."""
 COARSE = (16, 64, 256, 1024)
