@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util

@@ -27,15 +27,13 @@ from jax import lax
 
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching.cell import Kind, Trace
-from tempo.batching.planning import Group, Lanes, Rows, Run
+from tempo.batching.planning import FEW, Group, Lanes, Rows, Run
 from tempo.batching.recording import Value
 from tempo.batching.widths import room
 
 Array = Any
 Arenas = dict[Kind, Array]
 
-FEW = 3
-"""So many launches are one kernel each, more are a loop: its body is compiled apart, and starting a loop costs time."""
 UNROLLED = 4
 """How many launches are one turn of a loop on a GPU, where a turn costs about 20 us, and a small kernel in it 2."""
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}

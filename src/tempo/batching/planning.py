@@ -33,6 +33,10 @@ from tempo.batching.widths import launches, room
 Array = Any
 
 
+FEW = 3
+"""So many launches are one kernel each, more are a loop: its body is compiled apart, and starting a loop costs time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """What kernels are made for."""
@@ -166,7 +170,7 @@ class Planner:
         widths = np.concatenate([part.widths for part in parts])[order]
         owner = owner[order]
         firsts = _firsts((owner[1:] != owner[:-1]) | (widths[1:] != widths[:-1]))
-        sizes = np.diff(np.append(firsts, len(order)))
+        sizes = np.diff(firsts, append=len(order))
         calls = np.add.reduceat(counts, firsts)
         return [
             Run(lanes[n], width, size, count)
@@ -344,10 +348,11 @@ class _Part:
         if len(levels) > 1 and np.any(levels[1:] < levels[:-1]):
             self.order = np.argsort(levels, kind="stable")
             levels = levels[self.order]
-        starts = _firsts(levels[1:] != levels[:-1])
+        sizes = [len(levels)]
+        if levels[0] != levels[-1]:
+            sizes = np.diff(_firsts(levels[1:] != levels[:-1]), append=len(levels)).tolist()
         work = calls.trace.work
-        cut = [launches(count, work) for count in np.diff(np.append(starts, len(levels))).tolist()]
-        self.widths, self.counts = np.array([launch for one in cut for launch in one]).T
+        self.widths, self.counts = np.array([launch for size in sizes for launch in launches(size, work)]).T
         self.firsts = np.cumsum(self.counts) - self.counts
         self.levels = levels[self.firsts]
         self.starts = np.zeros((len(calls.trace.results), len(self.counts)), np.int32)
@@ -392,8 +397,8 @@ class _Part:
             data.append(held)
         bases = calls.bases if self.order is None else calls.bases[self.order]
         arrays: tuple[Array, Array, tuple[Array, ...]] = (table, numbers, tuple(data))
-        if len(self.counts) > 1:
-            # Otherwise the one kernel that reads them takes them along, which is faster.
+        if len(self.counts) > FEW:
+            # Otherwise the kernels that read them take them along, which is faster.
             arrays = jax.device_put(arrays)
         table, numbers, given_data = arrays
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
@@ -402,13 +407,13 @@ class _Part:
 
 def _place(parts: Sequence[_Part], owner: np.ndarray[Any, Any], rows: Rows) -> None:
     """Give all results their rows: ``owner`` says whose the launches are, in their order."""
+    places = [np.flatnonzero(owner == n) for n in range(len(parts))]
     for kind in dict.fromkeys(kind for part in parts for kind in part.calls.trace.results):
         amounts = np.zeros(len(owner), np.int64)
         found = []
-        for n, part in enumerate(parts):
+        for at, part in zip(places, parts, strict=True):
             positions = [position for position, one in enumerate(part.calls.trace.results) if one is kind]
             if positions:
-                at = np.flatnonzero(owner == n)
                 # What is no cell of the user's has each of its results in consecutive rows, for all of its launches,
                 # of which the last may reach further. Otherwise a launch has its own.
                 whole = len(part.calls.bases) + int(part.widths[-1] - part.counts[-1])

@@ -463,11 +463,16 @@ def current() -> Recorder | None:
     return found
 
 
+ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
+
+
 def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
     """A result of the same structure with something else for each ``Value``."""
     what = type(result)
     if what is Value:
         return of(result)
+    if what in ATOMS:
+        return result
     if what is list:
         return [replaced(part, of) for part in result]
     if what is tuple:
