@@ -118,12 +118,14 @@ class Kernels:
     def prepare(self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> None:
         """Compile what a mini-batch needs and no other before it did: all at the same time, in threads."""
         missing = {key: run for run in runs if (key := _forward_key(run, arenas)) not in self.programs}
+        self.programs.update(missing)
         self._compile([self._forward(run, own(run), arenas) for run in missing.values()])
 
     def prepare_backward(
         self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas, flows: Arenas
     ) -> None:
         missing = {key: run for run in runs if (key := _backward_key(run, arenas)) not in self.programs}
+        self.programs.update(missing)
         # Gradients have the shapes of their parameters.
         self._compile([self._backward(r, 0, own(r), arenas, flows, own(r)) for r in missing.values()])
 
@@ -137,7 +139,6 @@ class Kernels:
     def forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> int:
         """Compute the results of a run into ``arenas``: how many kernels that took."""
         _, times = _times(run)
-        self.programs.add(_forward_key(run, arenas))
         for _ in range(times):
             call = self._forward(run, parameters, arenas)
             run.lanes.status, after = call.kernel(*call.arguments)
@@ -181,7 +182,6 @@ class Kernels:
         which are the parameters': what they become. ``left`` is how many of the cell's launches there are up to this
         run's last, and becomes how many there are before it."""
         _, times = _times(run)
-        self.programs.add(_backward_key(run, arenas))
         for _ in range(times):
             call = self._backward(run, left, parameters, arenas, flows, gradients)
             left, after, gradients = call.kernel(*call.arguments)
