@@ -6,13 +6,17 @@ A case is MODEL/BATCH/SIZE/WHAT, such as ``tree_lstm/64/small/forward``; ``--onl
 parts. The models are those of examples/batching. ``training`` is the gradient of the mean loss.
 
 Systems: ``tempo`` is the recursive Python function, recording and planning included; ``tempo forest`` gets trees as
-arrays; ``tempo unbatched`` computes every call of a cell by itself; ``torch eager`` runs one instance after another;
-``torch by hand`` is batched level by level. What runs for one instance at a time is timed for 64 instances at most, and
-its time is multiplied where there are more.
+arrays, and gives their roots' states; ``tempo unbatched`` computes every call of a cell by itself; ``torch eager``
+runs one instance after another; ``torch by hand`` is batched level by level. What runs for one instance at a time is
+timed for 64 instances at most, and its time is multiplied where there are more.
 
 On a CPU everything runs on one thread: the process is bound to one core before any library starts (sched_setaffinity),
 and PyTorch is told, too. ``floor_ms`` is how long the model's multiply-adds would take at the rate of the best of two
 libraries' large matrix products, measured in the same run.
+
+``host_ms`` is what Python does before a result is there: for ours, running the model, planning, calling kernels, and
+fetching, which waits for the device. ``device_ms`` are our kernels alone, started one after another without anything in
+between. ``first_s`` is the first mini-batch, compilation included.
 """
 
 from __future__ import annotations
@@ -198,13 +202,25 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
         forest = workload.forest(trees)
         forest_ms = 1e3 * (time.perf_counter() - start)
         runs["tempo forest"] = lambda: jax.block_until_ready(
-            folded.value_and_grad(forest) if training else folded(forest)
+            folded.value_and_grad(forest) if training else folded(forest, nodes=forest.roots)
         )
     start = time.perf_counter()
     found = runs["tempo"]()
     first_s = time.perf_counter() - start
     compiled = batched.programs
-    check(name, training, found, runs["torch by hand"]())
+    expected_results = runs["torch by hand"]()
+    check(name, training, found, expected_results)
+    first_forest_s = 0.0
+    if name in FORESTS:
+        folded.parameters = folded.parameters | as_folded(batched)
+        start = time.perf_counter()
+        of_forest = runs["tempo forest"]()
+        first_forest_s = time.perf_counter() - start
+        if training:
+            of_forest = of_forest[0], {key: of_forest[1][key] for key in as_folded(batched)}
+        else:
+            of_forest = list(zip(*of_forest, strict=True))
+        check(name, training, of_forest, expected_results)
     operations = {}
     for system in ("torch eager", "torch by hand"):
         with Operations() as counted:
@@ -248,11 +264,12 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
         elif system == "tempo":
             s = batched.statistics
             host_ms = {key: 1e3 * seconds for key, seconds in s.seconds.items()}
-            figures |= {"host_ms": host_ms, "device_ms": device_time(batched, data), "kernels": s.launches}
-            figures |= {"dispatches": s.dispatches, "calls": s.calls, "width": s.width, "padding": s.padding}
+            figures |= {"host_ms": host_ms, "device_ms": device_time(batched, data, training)}
+            figures |= {"kernels": s.launches, "dispatches": s.dispatches, "calls": s.calls, "repeated": s.repeated}
+            figures |= {"width": s.width, "padding": s.padding}
             figures |= {"compiled": compiled, "first_s": first_s}
         elif system == "tempo forest":
-            figures |= {"dispatches": 1, "forest_ms": forest_ms}
+            figures |= {"dispatches": 1, "forest_ms": forest_ms, "first_s": first_forest_s}
         if system in ("tempo", "tempo forest"):
             figures["ratio"] = ms[system] / other
             figures["eager_over_ours"] = ms["torch eager"] / ms[system]
@@ -268,6 +285,13 @@ def instances_of(name: str, example: Any, batch: int, h: int, quick: bool) -> li
     if name == "nested_rnn" and quick:
         return example.instances(batch, least=2, most=4)
     return example.instances(batch)
+
+
+def as_folded(batched: Any) -> dict[str, Any]:
+    """A tree model's parameters under the names that they have in a fold."""
+    cells = dict(zip(batched.cells, ("leaf", "inner", "loss"), strict=False))
+    split = {name: name.split(".", 1) for name in batched.parameters}
+    return {f"{cells[cell]}.{rest}": batched.parameters[name] for name, (cell, rest) in split.items()}
 
 
 def check(name: str, training: bool, ours: Any, theirs: Any) -> None:
@@ -287,45 +311,51 @@ def check(name: str, training: bool, ours: Any, theirs: Any) -> None:
             raise ValueError(f"{name}: results differ by {worst}")
 
 
-def device_time(batched: Any, data: Any) -> float:
-    """How long the forward kernels of a mini-batch take, started one after another without anything in between."""
+def device_time(batched: Any, data: Any, training: bool) -> float:
+    """How long the kernels of a mini-batch take, started one after another without anything in between."""
     run = batched._run(data, None, "raise")
     fewest = float("inf")
     for _ in range(3):
         for one in run.runs:
             one.lanes.status = None
-        jax.block_until_ready(list(run.store.arenas.values()))
+        flows = {kind: jnp.zeros_like(arena) for kind, arena in run.store.arenas.items() if kind.is_float}
+        jax.block_until_ready([*run.store.arenas.values(), *flows.values()])
         start = time.perf_counter()
         for one in run.runs:
             batched._kernels.forward(one, run._own(one), run.store.arenas)
-        jax.block_until_ready(list(run.store.arenas.values()))
+        gradients = run.backward(flows) if training else {}
+        jax.block_until_ready([*run.store.arenas.values(), *gradients.values()])
         fewest = min(fewest, time.perf_counter() - start)
+    run.store.give_back()
     return 1e3 * fewest
 
 
+COLUMNS = {
+    "ms": "ms",
+    "shortest": "ms_min",
+    "x floor": "over_floor",
+    "of shortest": "over_floor_min",
+    "ratio": "ratio",
+    "eager / ours": "eager_over_ours",
+    "by hand / ours": "by_hand_over_ours",
+    "host": "host_ms",
+    "device": "device_ms",
+    "first s": "first_s",
+    "kernels": "kernels",
+    "dispatches": "dispatches",
+    "width": "width",
+    "padding": "padding",
+}
+
+
 def summary(results: Results) -> str:
-    heads = (
-        "case",
-        "system",
-        "ms",
-        "shortest",
-        "x floor",
-        "of shortest",
-        "ratio",
-        "eager / ours",
-        "by hand / ours",
-        "kernels",
-        "width",
-        "padding",
-    )
-    rows = []
-    for r in results.records:
-        rows.append(
-            (r["case"], r["system"], r["ms"], r["ms_min"], r["over_floor"], r["over_floor_min"])
-            + tuple(r.get(key, "") for key in ("ratio", "eager_over_ours", "by_hand_over_ours", "kernels", "width"))
-            + (r.get("padding", ""),)
-        )
-    return table(heads, rows)
+    def figure(record: Any, key: str) -> Any:
+        value = record.get(key, "")
+        # Of ours without the time that the host waits for the device.
+        return sum(ms for part, ms in value.items() if part != "fetch") if isinstance(value, dict) else value
+
+    rows = [(r["case"], r["system"], *(figure(r, key) for key in COLUMNS.values())) for r in results.records]
+    return table(("case", "system", *COLUMNS), rows)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.planning import padded_width
+from tempo.batching.widths import padded_width
 from tests.batching import models
 
 

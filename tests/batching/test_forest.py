@@ -65,13 +65,45 @@ def test_a_forest_from_nested_data() -> None:
 
 def test_chunks_of_levels() -> None:
     forest = tp.forest(children=[[1, 2], [], [3, 4], [], []])
-    plan = layout(forest, leaves=4)
+    plan = layout(forest, None, lambda count: count + 1)
     assert plan.leaves.tolist() == [1, 3, 4]
     assert plan.rows.tolist() == [9, 1, 5, 2, 3]  # row 0 is for absent children, row 4 for a leaf that is not there
     *wider, segment = plan.segments
     assert not any(len(s.nodes) for s in wider)
     assert segment.nodes.tolist() == [[2] * 4, [0] * 4]
     assert segment.children[:, 0].tolist() == [[2, 3], [1, 5]]
+
+
+def test_states_of_some_nodes() -> None:
+    folded, data = tree_lstm(), labelled(9)
+    forest = forest_of(data)
+    h, c = folded(forest)
+    roots, some = folded(forest, nodes=forest.roots), folded(forest, nodes=[3, 0])
+    np.testing.assert_array_equal(roots[0], h[forest.roots])
+    np.testing.assert_array_equal(roots[1], c[forest.roots])
+    np.testing.assert_array_equal(some[0], h[[3, 0]])
+    assert folded(forest, nodes=np.zeros(0, int))[0].shape == (0, 5)
+    with pytest.raises(tp.errors.InputError) as raised:
+        folded(tp.forest(children=[[], []], word=[1, 2], label=[0, 0]), nodes=[2])
+    assert raised.value.message == "nodes is not a list of numbers from 0 to 1: [2]"
+
+
+def test_leaves_with_the_same_word_are_one() -> None:
+    """Their state is computed once, and what flows into it is the sum of what flows into each."""
+    forest = tp.forest(children=[[1, 2, 3], [], [], [], []], indices=[0, 7, 7, 9, 7])
+    plan = layout(forest, np.array([0, 0, 2, 0]), lambda count: count)
+    assert plan.leaves.tolist() == [1, 3]
+    assert plan.rows.tolist() == [3, 1, 1, 2, 1]
+    table = tp.fold(nn.Embedding(10, 2), lambda children: tp.sum(children, axis=0), loss=lambda state: tp.sum(state))
+    np.testing.assert_allclose(table(forest)[0], table.parameters["leaf.weight"][np.array([7, 7, 9])].sum(0), rtol=1e-6)
+    _, gradients = table.value_and_grad(forest)
+    assert np.asarray(gradients["leaf.weight"])[[7, 9, 0], 0].tolist() == [1.5, 0.5, 0.0]
+
+
+def test_more_children_than_are_gathered_one_by_one() -> None:
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children) + children.space[0])
+    forest = tp.forest(children=[[1, 2, 3, 4, 5, 6], *[[]] * 6], value=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert total(forest)[0] == 22.0
 
 
 def test_sums_over_trees_of_any_arity() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -161,3 +162,31 @@ def test_recursion_that_is_too_deep() -> None:
     with pytest.raises(tp.errors.ProgramError) as error:
         tp.batch(lambda n: model(n) if n else 0.0)([0, 1.0])
     assert error.value.message.startswith("the model's recursion on instance 1 is deeper than Python allows")
+
+
+def test_more_fibers_than_are_kept() -> None:
+    """A greenlet that ended used to go on with the one that made it, not with the one that waited for its end."""
+    half = halve()
+
+    def grow(x: float, depth: int) -> Any:
+        value = half(x)
+        if depth == 0 or value < 0:
+            return [value]
+        left, right = tp.parallel(lambda: grow(x + 1, depth - 1), lambda: grow(x + 2, depth - 1))
+        return [*left, value, *right]
+
+    batched = tp.batch(lambda x: [float(v) for v in grow(x, 10)])
+    expected = batched.one_by_one([1.0, 2.0])
+    assert batched([1.0, 2.0]) == expected
+    assert batched([1.0, 2.0]) == expected
+    assert len(expected[0]) == 2**11 - 1
+
+
+def test_fibers_leave_no_circles() -> None:
+    """What refers to itself is found only by a search for garbage, which took a quarter of a DRNN's mini-batch."""
+    half = halve()
+    batched = tp.batch(lambda x: tp.parallel(lambda: float(half(x)), lambda: float(half(x + 1))))
+    assert batched([1.0, 2.0]) == [[0.5, 1.0], [1.0, 1.5]]
+    gc.collect()
+    batched([1.0, 2.0])
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "_Fiber"]

@@ -36,6 +36,8 @@ class Statistics:
     instances: int
     calls: int
     """How many calls of cells the instances made."""
+    repeated: int
+    """How many of these had the same numbers as others, and were not computed again."""
     launches: int
     """How many kernels they became: also those that put data into arenas, or compute what was taken out of a recursive
     cell; backward passes not."""
@@ -52,17 +54,18 @@ class Statistics:
     @property
     def width(self) -> float:
         """How many calls a kernel makes on average."""
-        return self.calls / self.launches if self.launches else 0.0
+        return (self.calls - self.repeated) / self.launches if self.launches else 0.0
 
     @property
     def padding(self) -> float:
         """The part of the work that was for nothing."""
-        return 1 - self.calls / self.lanes if self.lanes else 0.0
+        return 1 - (self.calls - self.repeated) / self.lanes if self.lanes else 0.0
 
     def __str__(self) -> str:
+        again = f" ({self.repeated} repeated)" if self.repeated else ""
         return (
-            f"{self.instances} instances, {self.calls} calls: {self.launches} launches of {self.width:.1f} calls, "
-            f"{self.padding:.0%} padding, {self.compiled} compiled"
+            f"{self.instances} instances, {self.calls} calls{again}: {self.launches} launches "
+            f"of {self.width:.1f} calls, {self.padding:.0%} padding, {self.compiled} compiled"
         )
 
 
@@ -77,7 +80,7 @@ class Batched(Parametrised):
     def __init__(self, model: Callable[[Any], Any], cells: Mapping[str, Cell], seed: int = 0) -> None:
         super().__init__(cells, seed)
         self.model = model
-        self.statistics = Statistics(0, 0, 0, 0, 0, 0, {})
+        self.statistics = Statistics(0, 0, 0, 0, 0, 0, 0, {})
         self._kernels = Kernels()
         self._planner = Planner()
         self._phases = Phases()
@@ -201,9 +204,11 @@ class Batched(Parametrised):
 
     def _count(self, run: _Run) -> None:
         of_cells = [one for one in run.runs if not one.lanes.group.trace.auxiliary]
+        repeated = sum({id(one.lanes): one.lanes.repeated for one in of_cells}.values())
         self.statistics = Statistics(
             run.instances,
-            sum(one.calls for one in of_cells),
+            sum(one.calls for one in of_cells) + repeated,
+            repeated,
             sum(one.launches for one in run.runs),
             sum(one.width * one.launches for one in of_cells),
             self.programs - run.programs,
@@ -295,15 +300,14 @@ class _Run:
     def backward(self, flows: Arenas) -> dict[str, Array]:
         """The parameters' gradients; ``flows`` become those of all values."""
         gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
-        cursors: dict[int, Array] = {}
+        left: dict[int, Array] = {}
         self.batched._kernels.prepare_backward(self.runs, self._own, self.store.arenas, flows)
         for run in reversed(self.runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)
-            cursor = cursors.get(id(lanes))
-            cursors[id(lanes)], after = self.batched._kernels.backward(
+            left[id(lanes)], after = self.batched._kernels.backward(
                 run,
-                np.int32(lanes.size) if cursor is None else cursor,
+                left.get(id(lanes), lanes.launches),
                 self._own(run),
                 self.store.arenas,
                 flows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -35,6 +36,10 @@ class Kind:
     @property
     def is_float(self) -> bool:
         return bool(tp.dtypes.is_float(self.dtype))
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
@@ -72,15 +77,43 @@ class Trace:
         return 0 if self.early is None else len(self.early.results)
 
     @cached_property
-    def has_indices(self) -> bool:
-        """Whether something is read at indices, which could be out of range."""
+    def nodes(self) -> frozenset[Node]:
+        """All that the outputs need."""
         nodes, stack = set(self.outputs), list(self.outputs)
         while stack:
             for edge in stack.pop().edges:
                 if edge.node not in nodes:
                     nodes.add(edge.node)
                     stack.append(edge.node)
-        return any(node.op.name in INDEXED for node in nodes)
+        return frozenset(nodes)
+
+    @cached_property
+    def form(self) -> object:
+        """What it computes, whatever its parameters' names and values: traces of one form are the same function."""
+        if self.function is not None:
+            return self
+        number: dict[Node, Any] = {node: n for n, node in enumerate(self.inputs) if node is not None}
+        form: list[Any] = [self.arguments, self.results, self.aligned, self.auxiliary]
+        form += [(node.shape, node.dtype) if node is not None else None for node in self.inputs]
+        for node in sorted(self.nodes - set(number), key=lambda node: node.number):
+            attributes = tuple([(name, _form(value)) for name, value in sorted(node.attributes.items())])
+            operands = tuple([(number[edge.node], tuple(edge.shape)) for edge in node.edges])
+            form.append((node.op, attributes, operands, tuple(node.shape), node.dtype))
+            number[node] = len(number)
+        return _one_of((*form, tuple([number[node] for node in self.outputs])))
+
+    @cached_property
+    def has_indices(self) -> bool:
+        """Whether something is read at indices, which could be out of range."""
+        return any(node.op.name in INDEXED for node in self.nodes)
+
+    @cached_property
+    def work(self) -> float:
+        """Roughly how many operations a call is: those of its products, one for every other number; of a program over
+        time, as if that were a large one."""
+        if self.function is not None:
+            return 1e9
+        return float(sum(map(_operations, self.nodes)))
 
     def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for one instance."""
@@ -108,6 +141,41 @@ class Trace:
         }
         results = tuple([_value(node, values) for node in self.outputs])
         return results, _out_of_range(values)
+
+
+def _form(value: Any) -> Any:
+    """An attribute as something that equals only what means the same."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_form, value))
+    if isinstance(value, str | int | float | bool | np.dtype | Expr) or value is None:
+        return type(value), value
+    return _Same(value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equals nothing else, and keeps its value, so that no other gets its identity."""
+
+    value: Any
+
+
+@cache
+def _one_of(form: Any) -> object:
+    """The same object for equal forms, which is found faster than they are."""
+    return object()
+
+
+def _operations(node: Node) -> int:
+    if node.op is INPUT:
+        return 0
+    if node.op.name != "einsum":
+        return math.prod(map(int, node.shape))  # type: ignore[arg-type]
+    sizes: dict[str, int] = {}
+    for letters, edge in zip(node.attributes["subscripts"].split("->")[0].split(","), node.edges, strict=True):
+        sizes.update(zip(letters, map(int, edge.shape), strict=True))  # type: ignore[arg-type]
+    return 2 * math.prod(sizes.values())
 
 
 INDEXED = ("take", "take_along_axis", "scatter_add", "scatter_add_along_axis")
@@ -186,12 +254,16 @@ class Cell:
                 hint="batched = tp.batch(model), then batched([instance, ...])",
             )
         if not kwargs:
-            # Most calls look like the one before.
-            record = recorder.fast.get(self)
-            if record is not None:
-                found = record(args)
-                if found is not None:
-                    return found
+            # Most calls look like the one before, others like one of a few.
+            records = recorder.fast.get(self)
+            if records is not None:
+                for record in records:
+                    found = record(args)
+                    if found is not None:
+                        if record is not records[0]:
+                            records.remove(record)
+                            records.insert(0, record)
+                        return found
         return recorder.call(self, args, kwargs)
 
     @property

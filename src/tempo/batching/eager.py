@@ -31,7 +31,7 @@ class _Calls:
 
     eager: Eager
     parameters: Mapping[Cell, Mapping[str, Array]]
-    fast: dict[Cell, Any] = field(default_factory=dict)
+    fast: dict[Cell, list[Any]] = field(default_factory=dict)
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = tree_util.tree_flatten((args, kwargs))

@@ -170,13 +170,18 @@ class Layout:
     """How many rows there are."""
 
 
-def layout(forest: Forest, leaves: int) -> Layout:
-    """Cut a forest into chunks; ``leaves`` is how many rows are for leaves."""
+def layout(forest: Forest, same: Array | None, room: Callable[[int], int]) -> Layout:
+    """Cut a forest into chunks. ``same`` says for every leaf, in their order, the first one that has the same state, if
+    some have; ``room`` how many rows there are for so many leaves."""
     order = np.argsort(forest.heights, kind="stable").astype(np.int32)
     counts = np.bincount(forest.heights) if len(forest) else np.zeros(1, np.int64)
     ends = np.cumsum(counts)
     rows = np.zeros(len(forest), np.int32)
-    rows[order[: ends[0]]] = 1 + np.arange(ends[0])
+    all_leaves = order[: ends[0]]
+    made = np.ones(len(all_leaves), bool) if same is None else same == np.arange(len(same))
+    positions = np.cumsum(made)
+    rows[all_leaves] = positions if same is None else positions[same]
+    leaves = room(int(np.count_nonzero(made)))
     widths = [_width(int(count)) for count in counts[1:]]
     for n in range(len(widths) - 2, -1, -1):  # where a node may have many parents, levels can grow
         widths[n] = max(widths[n], widths[n + 1])
@@ -193,7 +198,7 @@ def layout(forest: Forest, leaves: int) -> Layout:
         nodes = np.concatenate(found).reshape(-1, width) if found else np.zeros((0, width), np.int32)
         children = forest.children[nodes] if len(forest) else np.zeros((0, width, 1), np.int32)
         segments.append(Segment(width, nodes, np.where(children >= 0, rows[children] if len(rows) else 0, 0)))
-    return Layout(order[: ends[0]], tuple(segments), rows, position)
+    return Layout(all_leaves[made], tuple(segments), rows, position)
 
 
 def _width(count: int) -> int:

@@ -1,18 +1,24 @@
 """From recorded calls to launches: which calls are computed together, in which order, and where their results are.
 
 All of it is NumPy, for all calls of a cell at once. Calls of a cell are ordered by level; those of one level are a
-launch. Each launch has a few *lanes* more than calls, so that its width is one of a few. Launches of one cell and width
-that follow each other are one run: a loop inside one XLA program.
+launch, or several. A launch may have more *lanes* than calls, so that its width is one of a few. Launches of one cell
+and width that follow each other are one run: a loop inside one XLA program.
 
-Every result has a row in the arena of its kind. An argument that is a result of a cell in one call and data in another
-(the state before the first step) would keep these calls apart. Such data are put into an arena first, by the cell
-``data``; a piece of data that many calls are given is put there once.
+Every result has a row in the arena of its kind. Launches get rows in the order in which they are made, as many as they
+make calls: what lanes of padding write is overwritten by the launch after.
+
+Calls of a cell with the same numbers (the same word) have the same results, and are made once.
+
+An argument that is a result of a cell in one call and data in another (the state before the first step) would keep
+these calls apart. Such data are put into an arena first, by the cell ``data``; a piece of data that many calls are
+given is put there once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,19 +27,14 @@ import numpy as np
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.hoisting import Hoisting
 from tempo.batching.recording import STRIDE, Recorder, Stream, Value, data_trace
+from tempo.batching.repeats import first_calls
+from tempo.batching.widths import launches, room
 
 Array = Any
 
-SMALLEST = 64
-"""How many lanes, and rows of an arena, there is room for at least."""
-WIDEST = 1024
-"""How many lanes a launch may have: what a kernel needs beside arenas does not grow with the mini-batch."""
 
-
-def padded_width(count: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least ``count``."""
-    power = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+FEW = 3
+"""So many launches are one kernel each, more are a loop: its body is compiled apart, and starting a loop costs time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,11 @@ class Group:
     trace: Trace
     gathered: tuple[bool, ...]
     """Per argument whether it is a row of an arena."""
+
+    @cached_property
+    def form(self) -> tuple[object, tuple[bool, ...]]:
+        """Groups of one form, such as two layers of one size, have the same kernels."""
+        return self.trace.form, self.gathered
 
 
 class Groups(dict[Trace, Group]):
@@ -66,22 +72,29 @@ class Calls:
     bases: np.ndarray[Any, Any]
     columns: list[Any]
     is_value: tuple[bool, ...]
+    repeats: np.ndarray[Any, Any] | None = None
+    """Where some calls are not made, since others are the same: (2, repeated calls), the numbers of their first
+    results, and of these others'."""
 
 
 @dataclass(eq=False)
 class Lanes:
-    """The lanes of all launches of one cell, in their order, on the device."""
+    """The calls of one cell in the order of its launches, on the device."""
 
     group: Group
+    table: Array
+    """(launches, ...): the first lane, the number of calls, the first rows of results, those of aligned arguments."""
     numbers: Array
-    """(results and gathered arguments, lanes): a launch's first rows of its results, then rows of arguments."""
+    """(other gathered arguments, lanes): their rows."""
     data: tuple[Array, ...]
     """The other arguments."""
-    size: int
+    launches: int
     bases: np.ndarray[Any, Any]
     """Per lane the number of its first result."""
+    repeated: int
+    """How many other calls were the same as some of these."""
     status: Array = None
-    """After computing: (lanes done, the first lane with an index that is out of range, counted from one)."""
+    """After computing: (launches done, the first lane with an index that is out of range, counted from one)."""
 
 
 @dataclass(eq=False)
@@ -96,10 +109,12 @@ class Run:
 
 @dataclass
 class Rows:
-    """Where results are: ``of[number]``, in the arena of the result's kind; ``taken`` rows there are in use."""
+    """Where results are: ``of[number]``, in the arena of the result's kind; ``taken`` rows there are in use, and
+    kernels reach as far as ``needed``."""
 
     of: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0, np.int32))
     taken: dict[Kind, int] = field(default_factory=dict)
+    needed: dict[Kind, int] = field(default_factory=dict)
 
     def grow(self, count: int) -> None:
         if count > len(self.of):
@@ -131,37 +146,38 @@ class Planner:
         return self._runs(_by_trace(calls), rows)
 
     def _runs(self, together: Sequence[Calls], rows: Rows) -> list[Run]:
-        parts = [_Part(calls) for calls in together]
+        # What is computed for others lane by lane has a lane for each of theirs.
+        aligned = {calls.trace.early for calls in together}
+        parts = [_Part(calls if calls.trace in aligned else _distinct(calls)) for calls in together]
         number = {calls.trace: n for n, calls in enumerate(together)}
         for part in parts:
             if part.calls.trace.early is not None:
                 # In the order of the lanes that read it.
                 n = number[part.calls.trace.early]
-                parts[n] = _Part(_chosen(together[n], part.source))
-        order = sorted(
-            (part.calls.phase, int(level), n, k) for n, part in enumerate(parts) for k, level in enumerate(part.levels)
-        )
-        for _, _, n, k in order:
-            if parts[n].calls.trace.auxiliary:
-                if k == 0:
-                    parts[n].place_all(rows.taken)
-            else:
-                parts[n].place(k, rows.taken)
+                part.before = parts[n] = _Part(together[n] if part.order is None else _chosen(together[n], part.order))
+        owner = np.repeat(np.arange(len(parts)), [len(part.counts) for part in parts])
+        phases = np.array([part.calls.phase for part in parts])[owner]
+        order = np.lexsort((owner, np.concatenate([part.levels for part in parts]), phases))
+        _place(parts, owner[order], rows)
         for part in parts:
             part.number(rows)
-        for part in parts:
-            if part.calls.trace.early is not None:
-                part.before = parts[number[part.calls.trace.early]]
+            if part.calls.repeats is not None:
+                for position in range(len(part.starts)):
+                    repeated, made = part.calls.repeats + position
+                    rows.of[repeated] = rows.of[made]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
-        runs: list[Run] = []
-        for _, _, n, k in order:
-            width, count = int(parts[n].widths[k]), int(parts[n].counts[k])
-            if runs and runs[-1].lanes is lanes[n] and runs[-1].width == width:
-                runs[-1].launches += 1
-                runs[-1].calls += count
-            else:
-                runs.append(Run(lanes[n], width, 1, count))
-        return runs
+        counts = np.concatenate([part.counts for part in parts])[order]
+        widths = np.concatenate([part.widths for part in parts])[order]
+        owner = owner[order]
+        firsts = _firsts((owner[1:] != owner[:-1]) | (widths[1:] != widths[:-1]))
+        sizes = np.diff(firsts, append=len(order))
+        calls = np.add.reduceat(counts, firsts)
+        return [
+            Run(lanes[n], width, size, count)
+            for n, width, size, count in zip(
+                owner[firsts].tolist(), widths[firsts].tolist(), sizes.tolist(), calls.tolist(), strict=True
+            )
+        ]
 
 
 def _taken(recorder: Recorder) -> list[Calls]:
@@ -279,6 +295,17 @@ class Put:
         return made
 
 
+def _distinct(calls: Calls) -> Calls:
+    """The same calls without those that others are the same as, if they are more than a few."""
+    firsts = first_calls(calls.columns, calls.is_value, calls.trace)
+    if firsts is None:
+        return calls
+    made = firsts == np.arange(len(firsts))
+    found = _chosen(calls, np.flatnonzero(made))
+    found.repeats = np.stack([calls.bases[~made], calls.bases[firsts[~made]]])
+    return found
+
+
 def _chosen(calls: Calls, which: np.ndarray[Any, Any]) -> Calls:
     """Some of the calls, in another order."""
     columns = [c[which] if v else [c[k] for k in which] for c, v in zip(calls.columns, calls.is_value, strict=True)]
@@ -305,6 +332,11 @@ def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
     return together
 
 
+def _firsts(changes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Where runs of equal things begin, given where something differs from the one before."""
+    return np.concatenate([[0], np.flatnonzero(changes) + 1])
+
+
 class _Part:
     """The launches of one cell."""
 
@@ -312,44 +344,21 @@ class _Part:
         self.calls = calls
         levels = calls.levels
         self.order: np.ndarray[Any, Any] | None = None
+        """Which calls the lanes make, if not one after another."""
         if len(levels) > 1 and np.any(levels[1:] < levels[:-1]):
             self.order = np.argsort(levels, kind="stable")
             levels = levels[self.order]
-        firsts = np.concatenate([[0], np.flatnonzero(levels[1:] != levels[:-1]) + 1])
-        ends = np.concatenate([firsts[1:], [len(levels)]])
-        if np.any(ends - firsts > WIDEST):
-            cuts = [np.arange(first, end, WIDEST) for first, end in zip(firsts, ends, strict=True)]
-            firsts = np.concatenate(cuts)
-            ends = np.concatenate([firsts[1:], [len(levels)]])
-        self.firsts = firsts
-        self.counts = ends - firsts
-        self.levels = levels[firsts]
-        self.widths = np.array([padded_width(count) for count in self.counts.tolist()])
-        self.starts = np.zeros((len(calls.trace.results), len(firsts)), np.int32)
+        sizes = [len(levels)]
+        if levels[0] != levels[-1]:
+            sizes = np.diff(_firsts(levels[1:] != levels[:-1]), append=len(levels)).tolist()
+        work = calls.trace.work
+        self.widths, self.counts = np.array([launch for size in sizes for launch in launches(size, work)]).T
+        self.firsts = np.cumsum(self.counts) - self.counts
+        self.levels = levels[self.firsts]
+        self.starts = np.zeros((len(calls.trace.results), len(self.counts)), np.int32)
+        """The first rows of every launch's results."""
         self.before: _Part | None = None
         """The launches of what was taken out of the cell."""
-        # Lanes of padding repeat the last call, rather than compute with some row that may hold anything: in a
-        # backward pass, zero times infinity is not zero.
-        self.size = int(self.widths.sum())
-        inside = np.arange(self.size) - np.repeat(np.cumsum(self.widths) - self.widths, self.widths)
-        source = np.repeat(self.firsts, self.widths) + np.minimum(inside, np.repeat(self.counts - 1, self.widths))
-        self.source = source if self.order is None else self.order[source]
-        """Which call a lane makes."""
-
-    def place(self, k: int, taken: dict[Kind, int]) -> None:
-        """Give the results of a launch their rows."""
-        width = int(self.widths[k])
-        for position, kind in enumerate(self.calls.trace.results):
-            first = taken.get(kind, 0)
-            self.starts[position, k] = first
-            taken[kind] = first + width
-
-    def place_all(self, taken: dict[Kind, int]) -> None:
-        """The same for all launches, with consecutive rows: they are of one level, and only the last one is padded."""
-        for position, kind in enumerate(self.calls.trace.results):
-            first = taken.get(kind, 0)
-            self.starts[position] = first + self.firsts
-            taken[kind] = first + self.size
 
     def number(self, rows: Rows) -> None:
         """Say where every result is."""
@@ -359,33 +368,71 @@ class _Part:
             rows.of[bases + position] = np.repeat(starts, self.counts) + inside
 
     def lanes(self, group: Group, rows: Rows, capacities: dict[Any, int]) -> Lanes:
-        calls, size, source = self.calls, self.size, self.source
-        aligned = len(calls.columns) - calls.trace.aligned
-        capacity = max(SMALLEST, capacities.get(group, 0), 1 << (size - 1).bit_length())
-        capacities[group] = capacity
-        results = len(self.starts)
-        numbers = np.zeros((results + sum(group.gathered), capacity), np.int32)
-        numbers[:results, :size] = np.repeat(self.starts, self.widths, 1)
+        calls, trace = self.calls, self.calls.trace
+        size = len(calls.bases)
+        given = [n for n, gathered in enumerate(group.gathered) if not gathered]
+        bytes_ = 4 + sum(calls.trace.arguments[n].bytes for n in given)
+        capacity = capacities[group] = room(size, capacities.get(group, 0), min(max((1 << 16) // bytes_, 64), 4096))
+        depth = capacities[group, "launches"] = room(len(self.counts), capacities.get((group, "launches"), 0), 64)
+        results, aligned = len(self.starts), trace.aligned
+        table = np.zeros((depth, 2 + results + aligned), np.int32)
+        table[: len(self.counts), 0], table[: len(self.counts), 1] = self.firsts, self.counts
+        table[: len(self.counts), 2 : 2 + results] = self.starts.T
+        for n in range(aligned):
+            assert self.before is not None
+            starts = self.before.starts[n, 0] + self.firsts
+            table[: len(self.counts), 2 + results + n] = starts
+            kind = trace.arguments[len(trace.arguments) - aligned + n]
+            rows.needed[kind] = max(rows.needed[kind], int(np.max(starts + self.widths)))
+        gathered = [n for n in range(len(group.gathered) - aligned) if group.gathered[n]]
+        numbers = np.zeros((len(gathered), capacity), np.int32)
+        for line, n in enumerate(gathered):
+            numbers[line, :size] = rows.of[calls.columns[n] if self.order is None else calls.columns[n][self.order]]
         data = []
-        line = results
-        columns = zip(calls.columns, calls.trace.arguments, group.gathered, strict=True)
-        for n, (column, kind, gathered) in enumerate(columns):
-            if n >= aligned:
-                assert self.before is not None
-                numbers[line, :size] = self.before.starts[n - aligned, 0] + np.arange(size)
-                line += 1
-            elif gathered:
-                numbers[line, :size] = rows.of[column[source]]
-                line += 1
-            else:
-                held = np.zeros((capacity, *kind.shape), kind.dtype)
-                held[:size] = stacked(column, kind)[source]
-                data.append(held)
-        if len(self.widths) == 1:
-            # The one kernel that reads them takes them along, which is faster than to send them before.
-            return Lanes(group, numbers, tuple(data), size, calls.bases[source])
-        on_device, given = jax.device_put((numbers, tuple(data)))
-        return Lanes(group, on_device, given, size, calls.bases[source])
+        for n in given:
+            kind = trace.arguments[n]
+            held = np.zeros((capacity, *kind.shape), kind.dtype)
+            column = stacked(calls.columns[n], kind)
+            held[:size] = column if self.order is None else column[self.order]
+            data.append(held)
+        bases = calls.bases if self.order is None else calls.bases[self.order]
+        arrays: tuple[Array, Array, tuple[Array, ...]] = (table, numbers, tuple(data))
+        if len(self.counts) > FEW:
+            # Otherwise the kernels that read them take them along, which is faster.
+            arrays = jax.device_put(arrays)
+        table, numbers, given_data = arrays
+        repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
+        return Lanes(group, table, numbers, given_data, len(self.counts), bases, repeated)
+
+
+def _place(parts: Sequence[_Part], owner: np.ndarray[Any, Any], rows: Rows) -> None:
+    """Give all results their rows: ``owner`` says whose the launches are, in their order."""
+    places = [np.flatnonzero(owner == n) for n in range(len(parts))]
+    for kind in dict.fromkeys(kind for part in parts for kind in part.calls.trace.results):
+        amounts = np.zeros(len(owner), np.int64)
+        found = []
+        for at, part in zip(places, parts, strict=True):
+            positions = [position for position, one in enumerate(part.calls.trace.results) if one is kind]
+            if positions:
+                # What is no cell of the user's has each of its results in consecutive rows, for all of its launches,
+                # of which the last may reach further. Otherwise a launch has its own.
+                whole = len(part.calls.bases) + int(part.widths[-1] - part.counts[-1])
+                amounts[at] = (
+                    np.append(whole, np.zeros(len(at) - 1, int)) if part.calls.trace.auxiliary else part.counts
+                )
+                amounts[at] *= len(positions)
+                found.append((part, positions, at, whole))
+        taken = rows.taken.get(kind, 0)
+        starts = taken + np.cumsum(amounts) - amounts
+        for part, positions, at, whole in found:
+            for k, position in enumerate(positions):
+                if part.calls.trace.auxiliary:
+                    part.starts[position] = starts[at[0]] + k * whole + part.firsts
+                else:
+                    part.starts[position] = starts[at] + k * part.counts
+                reached = int(np.max(part.starts[position] + part.widths))
+                rows.needed[kind] = max(rows.needed.get(kind, 0), reached)
+        rows.taken[kind] = taken + int(amounts.sum())
 
 
 def stacked(column: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:

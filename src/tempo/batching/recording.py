@@ -206,8 +206,8 @@ class Recorder:
         self.cells = set(cells)
         self.phases = phases
         self.streams: dict[Any, Stream] = {}
-        self.fast: dict[Cell, Callable[[tuple[Any, ...]], Any]] = {}
-        """Per cell how a call is recorded that looks like the latest one."""
+        self.fast: dict[Cell, list[Callable[[tuple[Any, ...]], Any]]] = {}
+        """Per cell how calls are recorded that look like earlier ones, the latest first."""
         self.count = 0
         self.computed = 0
         self.stale = False
@@ -254,7 +254,10 @@ class Recorder:
         stream.levels.append(level)
         self.count = base + stream.size
         if known and stream.record is not None:
-            self.fast[cell] = stream.record
+            records = self.fast.setdefault(cell, [])
+            if stream.record in records:
+                records.remove(stream.record)
+            records.insert(0, stream.record)
         if stream.flat == 0:
             return Value(stream, stream.results[0], base, level)
         values = [Value(stream, kind, base + n, level) for n, kind in enumerate(stream.results)]
@@ -460,16 +463,24 @@ def current() -> Recorder | None:
     return found
 
 
+ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
+
+
 def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
     """A result of the same structure with something else for each ``Value``."""
-    if isinstance(result, Value):
+    what = type(result)
+    if what is Value:
         return of(result)
+    if what in ATOMS:
+        return result
+    if what is list:
+        return [replaced(part, of) for part in result]
+    if what is tuple:
+        return tuple([replaced(part, of) for part in result])
     if isinstance(result, dict):
         return {key: replaced(part, of) for key, part in result.items()}
     if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(replaced(part, of) for part in result))
-    if type(result) in (list, tuple):
-        return type(result)(replaced(part, of) for part in result)
+        return what(*(replaced(part, of) for part in result))
     if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
         before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.init}
         after = {name: replaced(part, of) for name, part in before.items()}

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.lowering import Lowering
@@ -45,7 +46,7 @@ class JaxMachine:
         device: str | None,
         parallel: bool,
     ) -> None:
-        _use_disk_cache()
+        use_disk_cache()
         self.graph = graph
         self.device = _device(device)
         self.wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
@@ -176,9 +177,13 @@ def _device(name: str | None) -> Any:
         ) from None
 
 
-def _use_disk_cache() -> None:
+def use_disk_cache() -> None:
     """Keep compiled XLA programs between processes, unless the user has set JAX's cache up otherwise."""
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is None:
         home = os.environ.get("TEMPO_CACHE_DIR") or pathlib.Path.home() / ".cache" / "tempo" / "xla"
         settings.update("jax_compilation_cache_dir", str(home))
+        # By default only what takes a second is kept: the kernels of a recursive model take less, but are many.
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+        # JAX decides at its first compilation whether there is a cache, and that may have been before us.
+        compilation_cache.reset_cache()

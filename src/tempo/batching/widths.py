@@ -1,0 +1,69 @@
+"""How many lanes kernels have: calls of one level are cut into launches of a few widths.
+
+A kernel is compiled for each width, and a launch is padded to one, so that there is a choice to make between time to
+compile and lanes that compute nothing. On a CPU every lane takes its time, and kernels are compiled in a third of a
+second: widths are fine. On a GPU a launch takes as long for one lane as for hundreds, and compiling takes seconds:
+there are four widths, unless a single call is much work already.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+
+FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""No wider: the temporaries of wider ones do not fit a core's cache, and products of vectors with 256 numbers that run
+at 100 GFLOP/s for 128 lanes do so at 80 for 256."""
+SMALL = (*FINE, 256, 512, 1024)
+"""For cells that are hardly any work. No wider, so that what a kernel needs does not grow with the mini-batch."""
+COARSE = (16, 64, 256, 1024)
+OPERATIONS = {"cpu": 2e7, "gpu": 3e8}
+"""The arithmetic that could be done in the time that a launch takes beside its arithmetic."""
+
+
+def padded_width(count: int) -> int:
+    """The least of 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least ``count``."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def room(count: int, before: int, least: int) -> int:
+    """For how many there should be room, where there was for ``before``: a power of two, and seldom another one,
+    since kernels are compiled for it."""
+    if count <= before:
+        return before
+    # Later mini-batches differ from the first by a few percent; one that is much larger is not the last of its size.
+    wanted = 2 * count if before else count + count // 4
+    return max(least, 1 << (wanted - 1).bit_length())
+
+
+def launches(count: int, work: float) -> tuple[tuple[int, int], ...]:
+    """Calls of one level as launches: the width of each, and how many calls it makes. ``work`` is a call's arithmetic
+    operations."""
+    return _cut(count, work, "cpu" if jax.default_backend() == "cpu" else "gpu")
+
+
+@cache
+def _cut(count: int, work: float, platform: str) -> tuple[tuple[int, int], ...]:
+    beside = OPERATIONS[platform] / max(work, 1.0)
+    widths = SMALL if platform == "cpu" and beside > 1000 else FINE if platform == "cpu" or beside < 1 else COARSE
+    whole, rest = divmod(count, widths[-1])
+    found = ((widths[-1], widths[-1]),) * whole
+    return found + _cheapest(rest, beside, widths) if rest else found
+
+
+@cache
+def _cheapest(count: int, beside: float, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """As one launch with padding, or as a full one and more: whatever costs less, ``beside`` being what a launch costs
+    beside its lanes."""
+    one = ((next(width for width in widths if width >= count), count),)
+    full = max((width for width in widths if width < count), default=0)
+    if not full:
+        return one
+    several = ((full, full), *_cheapest(count - full, beside, widths))
+
+    def cost(found: tuple[tuple[int, int], ...]) -> float:
+        return sum(width + beside for width, _ in found)
+
+    return min(one, several, key=cost)
