@@ -79,10 +79,12 @@ class Planner:
         buckets: Buckets | None = None,
         source: Graph | None = None,
         rates: Rates = RATES["cpu"],
+        tiles: frozenset[Dim] = frozenset(),
     ) -> None:
         """``source`` is the graph as the user wrote it, if passes have made another one of it; ``rates`` are those of
-        the device."""
+        the device; ``tiles`` are dims of the graph that count the tiles of ranges."""
         self.graph = graph
+        self.tiles = tiles
         self.source = source or graph
         self.rates = rates
         self.hosted = wanted.in_host_memory(self.source, graph)
@@ -111,7 +113,9 @@ class Planner:
         """Loops, and stores that are all on the device."""
         key = tuple(sorted(plan.blocks.items()))
         if key not in self.scheduled:
-            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
+            # One tile after the other, inside of blocks.
+            sizes = {**plan.sizes(self.graph), **dict.fromkeys(sorted(self.tiles, key=lambda d: d.number), 1)}
+            schedule = self.scheduler.schedule(sizes, self.unrolled, self.buckets)
             self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.numbers)
         return self.scheduled[key]
 
@@ -170,7 +174,7 @@ class Planner:
         schedule, storage = self.on_device(replace(self.wanted, blocks=blocks))
         again = worth_recomputing(self.graph, schedule, storage)
         graph = recomputing(self.graph, again) if again else self.graph
-        return Planner(graph, self.numbers, wanted, self.unrolled, self.buckets, self.source, self.rates)
+        return Planner(graph, self.numbers, wanted, self.unrolled, self.buckets, self.source, self.rates, self.tiles)
 
     def least(self) -> Planned:
         """The plan that takes least memory of those that were looked at."""
