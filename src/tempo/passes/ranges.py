@@ -10,8 +10,8 @@ has all elements of f at once, for every step that is computed at once. With a d
 and in blocks of one step of k that is a loop that adds up the parts.
 
 What is between the range and the reduction, the *chain*, is made anew for every reduction. A softmax needs its greatest
-score before it can add up the others: scores kept in between would be those of the whole range. (Where reductions share a
-loop, XLA finds what they have in common.)
+score before it can add up the others, and scores kept in between would be those of the whole range. (Where reductions
+share a loop, XLA finds what they have in common.)
 
 A chain may also end in one element of what it leads to. The gradient of ``k[0:t + 1]``, for all its steps, is one
 contraction over t that has the range as an axis. Step s of it is an element of tile ``s // B``.
@@ -43,14 +43,15 @@ _KEPT = (CONSTANT, HOST_RESULT, INPUT, RECURRENT)
 """What is there as a whole in any case: a tile is a part of it."""
 
 
-def tile_ranges(graph: Graph, sizes: Mapping[Dim, int], numbers: Mapping[Any, int]) -> tuple[Graph, frozenset[Dim]]:
-    """The graph with reductions over ranges of some dims in tiles of so many steps, and the dims that count these.
+def tile_ranges(graph: Graph, sizes: Mapping[Dim, int], numbers: Mapping[Any, int]) -> tuple[Graph, dict[Dim, Dim]]:
+    """The graph with reductions over ranges of some dims in tiles of so many steps, and the dims that count tiles, each
+    with the dim whose ranges they are of.
 
     ``numbers`` are those of the bounds; of dims that stop on data, the most steps that they may make.
     """
     tiles = _Tiles(graph, sizes, numbers)
-    tiled = rebuild(graph, tiles.change)
-    return (tiled, frozenset(tiles.used)) if tiles.used else (graph, frozenset())
+    tiled = rebuild(graph, tiles.change) if sizes else graph
+    return (tiled, tiles.used) if tiles.used else (graph, {})
 
 
 @dataclass(frozen=True)
@@ -81,37 +82,36 @@ class _Tiles:
         self.numbers = {bound: number for bound, number in numbers.items() if bound not in stopped}
         self.open = {bound: (0, number) for bound, number in numbers.items() if bound in stopped}
         self.dims: dict[tuple[Dim, int], Dim] = {}
-        self.used: set[Dim] = set()
+        self.used: dict[Dim, Dim] = {}
 
     def change(self, node: Node, done: Rebuilt) -> Edge | None:
         for size, axes in reduced_axes(node):
-            for chain in self.chains(node, size, axes):
+            for family, chain in self.chains(node, size, axes):
                 if not chain.is_folded:
-                    self.used.add(chain.tile)
+                    self.used[chain.tile] = family
                     return chain.reduction(done)
         if node.op is SLICE and node.edges[0].is_here and node.edges[0].node.op in (EINSUM, *REDUCTIONS):
             for axis, size in enumerate(node.edges[0].shape):
                 if node.shape[axis] == 1:
-                    for chain in self.chains(node, size, (axis,)):
-                        self.used.add(chain.tile)
+                    for family, chain in self.chains(node, size, (axis,)):
+                        self.used[chain.tile] = family
                         return chain.element(axis, done)
         return None
 
-    def chains(self, node: Node, size: Size, axes: Axes) -> Iterator[_Chain]:
-        """The chain that ends in an axis of this size of a node's operands, if it begins with a range of a dim that is
-        to be tiled."""
+    def chains(self, node: Node, size: Size, axes: Axes) -> Iterator[tuple[Dim, _Chain]]:
+        """The dims to be tiled of which an axis of a node's operands is a range, each with the chain from there."""
         most = self.between(as_expr(size), {})[1]
         for family, block in self.sizes.items():
             count = -(-most // block)
             if count < 2:
                 continue
-            tile = self.dims.setdefault((family, count), Dim(f"{family.name}/{block}", count))
+            tile = self.dims.setdefault((family, count), Dim(f"tile({family.name})", count))
             try:
                 chain = _Chain(self, node, axes, tile, block, size)
             except _UntiledError:
                 continue
             if any(d.origin is family for d, _ in chain.slices):
-                yield chain
+                yield family, chain
 
     def between(self, expr: Expr, ranges: Mapping[Any, tuple[int, int]]) -> tuple[int, int]:
         """The least and the most that an expression can be."""
@@ -171,7 +171,7 @@ class _Chain:
         raise _UntiledError
 
     def inside(self, edge: Edge, axis: int, piece: _Piece) -> _Part | int:
-        """The piece of its node's value that an edge reads; or the position of the range in its index that the axis is."""
+        """The piece of its node's value that an edge reads; or, if the axis is a range, which item of its index that is."""
         sliced = [n for n, item in enumerate(edge.index) if isinstance(item, Slice)]
         if axis < len(sliced):
             return sliced[axis]
@@ -209,7 +209,8 @@ class _Chain:
         """The reduction of every tile, and of what comes of them."""
         node, source = self.end, self.end.source
         edges = self.operands(done)
-        attributes, combined = dict(node.attributes), {}
+        attributes: dict[str, Any] = dict(node.attributes)
+        combined: dict[str, Any] = {"axes": (0,)}
         wide = dtypes.accumulator_of(node.dtype)
         if wide != node.dtype:  # every tile would be rounded
             edges = [make(CAST, edge, source=source, dtype=wide) for edge in edges]
@@ -217,12 +218,12 @@ class _Chain:
             neutral = dtypes.lowest if node.op is MAX else dtypes.highest
             if attributes["initial"] is None:  # of tiles without elements
                 attributes["initial"] = scalar(neutral(wide), wide)
-            combined = {"initial": None}
+            combined["initial"] = None
         part = make(node.op, *edges, source=source, **attributes).node
         every = Slice(constant(0), self.tile.bound)
         parts = Edge(part, tuple(every if d is self.tile else d for d in part.domain))
         op = SUM if node.op is EINSUM else node.op
-        result = make(op, parts, source=source, axes=(0,), **combined)
+        result = make(op, parts, source=source, **combined)
         return result if wide == node.dtype else make(CAST, result, source=source, dtype=node.dtype)
 
     def element(self, axis: int, done: Rebuilt) -> Edge:

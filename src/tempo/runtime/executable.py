@@ -145,7 +145,7 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage, planned.reasons))
+        self.plan = replace(planned.plan, decisions=decisions(planned))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
