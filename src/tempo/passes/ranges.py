@@ -171,7 +171,7 @@ class _Chain:
         raise _UntiledError
 
     def inside(self, edge: Edge, axis: int, piece: _Piece) -> _Part | int:
-        """The piece of its node's value that an edge reads; or, if the axis is a range, which item of its index that is."""
+        """The piece of its node's value that an edge reads; if the axis is a range, which item of its index that is."""
         sliced = [n for n, item in enumerate(edge.index) if isinstance(item, Slice)]
         if axis < len(sliced):
             return sliced[axis]

@@ -89,7 +89,7 @@ class Planner:
         tiles: Mapping[Dim, Dim] = MappingProxyType({}),
     ) -> None:
         """``source`` is the graph as the user wrote it, if passes have made another one of it; ``rates`` are those of
-        the device; ``tiles`` are dims of the graph that count tiles of ranges, and the dims that these are ranges of."""
+        the device; ``tiles`` are dims of the graph that count tiles of ranges, with the dims of the ranges."""
         self.graph = graph
         self.tiles = tiles
         self.source = source or graph

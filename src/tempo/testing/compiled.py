@@ -125,9 +125,9 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
     host = ("*",) if choices.boolean() else tuple(name for name in named if choices.boolean())
     again = choices.boolean(0.4)
     tiles = {
-        d.name: choices.integer(1, d.bound.evaluate(numbers))
+        d.name: choices.integer(1, (d.bound.evaluate(numbers) + 1) // 2)
         for d in graph.dims
-        if d.origin is d and choices.boolean(0.6)
+        if d.origin is d and choices.boolean(0.8)
     }
     return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles)
 
