@@ -120,9 +120,7 @@ class Planner:
         """Loops, and stores that are all on the device."""
         key = tuple(sorted(plan.blocks.items()))
         if key not in self.scheduled:
-            # One tile after the other, inside of blocks.
-            sizes = {**plan.sizes(self.graph), **dict.fromkeys(self.tiles, 1)}
-            schedule = self.scheduler.schedule(sizes, self.unrolled, self.buckets)
+            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets, self.tiles)
             self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.numbers)
         return self.scheduled[key]
 
