@@ -190,19 +190,19 @@ class Planner:
     @cached_property
     def tilings(self) -> list[Planner]:
         """What plans the program with ranges in smaller and smaller tiles, if there are any to be tiled."""
-        if self.wanted.tiles:
-            return []
         steps = {d: d.bound.evaluate(self.numbers) for d in self.graph.dims if d.name in self.dims()}
-        most, part, found = max(steps.values(), default=1), 1, []
-        while part < most:
+        # Larger tiles are of fewer ranges.
+        if self.wanted.tiles or not tile_ranges(self.graph, dict.fromkeys(steps, 1), self.numbers)[1]:
+            return []
+        part, found = 1, []
+        while part < max(steps.values()):
             part *= TILE_FACTOR
             sizes = {d: max(count // part, 1) for d, count in steps.items()}
             graph, tiles = tile_ranges(self.graph, sizes, self.numbers)
-            if not tiles:  # smaller tiles are of the same ranges, and of more
-                continue
-            plan = replace(self.wanted, tiles={d.name: sizes[d] for d in dict.fromkeys(tiles.values())})
-            settings = plan, self.unrolled, self.buckets, self.source, self.rates, tiles
-            found.append(Planner(graph, self.numbers, *settings))
+            if tiles:
+                plan = replace(self.wanted, tiles={d.name: sizes[d] for d in dict.fromkeys(tiles.values())})
+                settings = plan, self.unrolled, self.buckets, self.source, self.rates, tiles
+                found.append(Planner(graph, self.numbers, *settings))
         return found
 
     def fitting(self, budget: int, fits: Fitting) -> Planned | None:
