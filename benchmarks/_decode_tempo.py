@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from _decode_cells import PROMPT, Cell, Piece
 from _decode_jax import weights
@@ -15,7 +14,7 @@ from _decode_jax import weights
 from tempo import llm
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.stages import Stages, stages
-from tempo.backends.jax.worker import keyed
+from tempo.backends.jax.worker import keyed, zeros
 from tempo.llm.generation import Kind, program
 from tempo.schedule.looptree import Loop
 
@@ -72,7 +71,7 @@ class TempoSystem:
             if isinstance(compiled, Stages):
                 number = next(number for number, loop in self._loops() if loop.steps[0] == first)
                 state = compiled.by_key(compiled.load(*given))
-                state = compiled.all.given(compiled.parts[number], state, jnp.full, jx.fit)
+                state = compiled.all.given(compiled.parts[number], state, zeros, jx.fit)
                 given = (*map(keyed, state), {}, None, {})
                 compiled = compiled.programs[number].result()
             jax.block_until_ready(given)

@@ -64,12 +64,18 @@ ALL_REMOVED: dict[str, tuple[Write, list[str]]] = {
     "x / 1": (lambda x: x / 1, ["divide"]),
     "-(-x)": (lambda x: tp.negative(-x), ["negative", "negative"]),
     "where(c, x, x)": (lambda x: tp.where(x > 0, x, x), ["less", "where"]),
+    "x if true": (lambda x: tp.where(tp.full((2, 3), True), x, -x), ["negative", "where"]),
+    "x if false": (lambda x: tp.where(tp.full((2, 3), False), -x, x), ["negative", "where"]),
+    "where(c or false, x, x)": (
+        lambda x: tp.where((x > 0) | tp.full((2, 3), False), x, x),
+        ["less", "logical_or", "where"],
+    ),
+    "x * (2 - 1)": (lambda x: x * (tp.full((2, 3), 2.0) - 1), ["subtract", "multiply"]),
     "all of it": (lambda x: tp.copy(tp.negative(-(x * 1 + 0))), ["multiply", "add", "negative", "negative", "copy"]),
 }
 
 KEPT: dict[str, tuple[Write, list[str]]] = {
     "reshape to another shape": (lambda x: x.reshape((6,)), ["reshape"]),
-    "two reshapes to another shape": (lambda x: x.reshape((6,)).reshape((3, 2)), ["reshape", "reshape"]),
     "transposition of two equal axes": (
         lambda x: tp.transpose((x @ x.T), (1, 0)),
         ["transpose", "einsum", "transpose"],
@@ -93,6 +99,31 @@ def test_operations_that_do_nothing_are_removed(what: str) -> None:
 def test_operations_that_do_something_are_kept(what: str) -> None:
     write, before = KEPT[what]
     assert simplified(write) == (before, before)
+
+
+def test_two_reshapes_are_one() -> None:
+    assert simplified(lambda x: x.reshape((6,)).reshape((3, 2))) == (["reshape", "reshape"], ["reshape"])
+
+
+LOGIC: dict[str, tuple[Write, list[str]]] = {
+    "c or false": (lambda c: c | tp.full((2, 3), False), ["less"]),
+    "false or c": (lambda c: tp.full((2, 3), False) | c, ["less"]),
+    "c and true": (lambda c: c & tp.full((2, 3), True), ["less"]),
+    "c and not false": (lambda c: c & ~tp.full((2, 3), False), ["less"]),
+    "c and false": (lambda c: c & tp.full((2, 3), False), ["less", "logical_and"]),
+}
+
+
+@pytest.mark.parametrize("what", LOGIC)
+def test_logic_with_what_is_known(what: str) -> None:
+    write, after = LOGIC[what]
+    _, found = simplified(lambda x: write(x > 0).astype(tp.float32))
+    assert found == [*after, "cast"]
+
+
+def test_what_is_known_is_computed_with_the_precision_of_its_dtype() -> None:
+    _, after = simplified(lambda x: x + tp.sqrt(tp.full((2, 3), 2.0)))
+    assert after == ["add"]
 
 
 def test_a_read_of_another_step_stays_one() -> None:

@@ -13,6 +13,7 @@ from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.simplify import simplify
 from tempo.passes.skew import skew
+from tempo.passes.views import split_views
 from tempo.symbolic import Dim
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
@@ -20,6 +21,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("simplify", simplify),
     ("split pinned", split_pinned),
     ("skew", skew),
+    ("split views", split_views),
 )
 
 FUSE_ATTENTION = "fuse attention"

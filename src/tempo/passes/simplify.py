@@ -8,16 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tempo.graph.build import make
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, shape_symbols, union
+from tempo.graph.node import Edge, Graph, Node, Primitive, attribute_symbols, dims_of, frozen, shape_symbols, union
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
+from tempo.ops import elementwise
 from tempo.ops.creation import CONSTANT, FULL
-from tempo.ops.elementwise import ADD, CAST, COPY, DIVIDE, MULTIPLY, NEGATIVE, STOP_GRADIENT, SUBTRACT, WHERE
+from tempo.ops.elementwise import (
+    ADD,
+    CAST,
+    COPY,
+    DIVIDE,
+    LOGICAL_AND,
+    LOGICAL_OR,
+    MULTIPLY,
+    NEGATIVE,
+    STOP_GRADIENT,
+    SUBTRACT,
+    WHERE,
+)
 from tempo.ops.indexing import SLICE
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.rewrite import Rebuilt, rebuild, refreshed
 
 Rule = Callable[[Node], Edge | None]
+
+ELEMENTWISE = {p for p in vars(elementwise).values() if isinstance(p, Primitive)} - {COPY, STOP_GRADIENT}
 
 
 def simplify(graph: Graph) -> Graph:
@@ -86,7 +103,32 @@ def _same_shape(node: Node) -> Edge | None:
 def _reshape_twice(node: Node) -> Edge | None:
     if node.op is RESHAPE and node.edges[0].node.op is RESHAPE and node.edges[0].is_here:
         inner = node.edges[0].node.edges[0]
-        return inner if inner.shape == node.shape else None
+        if inner.shape == node.shape:
+            return inner
+        return make(RESHAPE, inner, source=node.source, shape=node.shape)
+    return None
+
+
+def _known(node: Node) -> Edge | None:
+    """An operation on numbers that are known, the same at all places."""
+    if node.op not in ELEMENTWISE or any(number(edge) is None for edge in node.edges):
+        return None
+    if not all(isinstance(size, int) for size in node.shape):
+        return None
+    assert node.op.reference is not None
+    values = [edge.node.attributes["value"].reshape(()) for edge in node.edges]
+    value = np.asarray(node.op.reference(*values, **node.attributes)).astype(node.dtype)
+    return make(FULL, source=node.source, shape=node.shape, value=value)
+
+
+def _logical(node: Node) -> Edge | None:
+    """x or false, x and true, and the other way around; what is chosen where it is always, or never."""
+    if node.op in (LOGICAL_OR, LOGICAL_AND):
+        a, b = node.edges
+        neutral = node.op is LOGICAL_AND
+        return b if number(a) == neutral else a if number(b) == neutral else None
+    if node.op is WHERE and number(node.edges[0]) is not None:
+        return node.edges[1] if number(node.edges[0]) else node.edges[2]
     return None
 
 
@@ -134,6 +176,7 @@ def _same_choice(node: Node) -> Edge | None:
 
 
 RULES: tuple[Rule, ...] = (
+    _known,
     _copies,
     _same_shape,
     _reshape_twice,
@@ -142,4 +185,5 @@ RULES: tuple[Rule, ...] = (
     _twice_negative,
     _part_of_broadcast,
     _same_choice,
+    _logical,
 )

@@ -85,41 +85,42 @@ class Executable:
         wanted.ranges(graph)
         budget = free_memory(backend, device) if memory is None else bytes_of(memory)
         self._machine: Any = None
-        planner = self._plan(goal, wanted, budget, skip, parallel)
+        self._parallel = parallel
+        planner = self._plan(goal, wanted, budget, skip)
         if plan is None and parallel:
             unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
             if unroll:
-                planner = self._plan(goal, replace(wanted, unroll=unroll), budget, skip, parallel)
+                planner = self._plan(goal, replace(wanted, unroll=unroll), budget, skip)
         if backend == "jax":
             self._compile(planner, budget, device, promised=memory is not None)
         self._latest: Run | None = None
         self._over = False
         self._loaded: Checkpoint | None = None
 
-    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], parallel: bool) -> Planner:
+    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str]) -> Planner:
         """Passes, loops and stores for what is wanted."""
         with self.timed("passes"):
-            several = self.numbers if parallel else None
+            several = self.numbers if self._parallel else None
             unrolled = wanted.unrolled(self.source)
             self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
         with self.timed("plan"):
             try:
-                planner = self._planner(self.graph, wanted, parallel)
+                planner = self._planner(self.graph, wanted)
                 tangled = planner.fastest().schedule.tangled
             except ScheduleError:
                 tangled = True
             if tangled:
-                planner = self._untangled(wanted, parallel) or self._planner(self.graph, wanted, parallel)
+                planner = self._untangled(wanted) or self._planner(self.graph, wanted)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
                 self._take(planner.fastest() if budget is None else planner.within(budget))
         return planner
 
-    def _planner(self, graph: Graph, wanted: Plan, parallel: bool) -> Planner:
-        speed = GPU_SPEED if parallel else CPU_SPEED
+    def _planner(self, graph: Graph, wanted: Plan) -> Planner:
+        speed = GPU_SPEED if self._parallel else CPU_SPEED
         buckets = Buckets(wanted.cuts(self.source), speed)
-        rates = RATES["gpu" if parallel else "cpu"]
+        rates = RATES["gpu" if self._parallel else "cpu"]
         # What is in host memory is named in terms of what is computed again.
         first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
         unrolled = wanted.unrolled(self.source)
@@ -127,13 +128,13 @@ class Executable:
         planner = Planner(graph, self.numbers, first, unrolled, buckets, self.source, rates, tiles)
         return planner.again(wanted) if wanted.recompute else planner
 
-    def _untangled(self, wanted: Plan, parallel: bool) -> Planner | None:
+    def _untangled(self, wanted: Plan) -> Planner | None:
         """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
         split = split_fixed_reads(self.graph)
         if split is self.graph:
             return None
         try:
-            planner = self._planner(split, wanted, parallel)
+            planner = self._planner(split, wanted)
             return None if planner.fastest().schedule.tangled else planner
         except ScheduleError:
             return None
@@ -181,7 +182,9 @@ class Executable:
         from tempo.backends.jax.machine import JaxMachine
 
         with self.timed("XLA"):
-            self._machine = JaxMachine(self.graph, self.schedule, self.storage, self.numbers, self._script, device)
+            self._machine = JaxMachine(
+                self.graph, self.schedule, self.storage, self.numbers, self._script, device, self._parallel
+            )
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""

@@ -615,16 +615,38 @@ class _Builder:
                 if soon or shrinks or largest > KEEP_BYTES:
                     unit.family, unit.backwards = group.family, group.backwards
                     self.note(node, group, "with what it reads")
-        for unit in reversed(units):
+
+        def may_move(unit: Group) -> bool:
             (node, *others) = unit.nodes
             large = self.bytes(node, around) > KEEP_BYTES
             hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and not large)
-            if unit.family is None and not others and not hoist and not unit.tangled:
-                consumers = [(d.consumer, d) for d in readers.get(node, ())]
-                group = joins(node, consumers)
-                if group is not None and all(unit_of[c].family is not None for c, _ in consumers):
-                    unit.family, unit.backwards, unit.sunk = group.family, group.backwards, True
-                    self.note(node, group, "with what reads it")
+            return unit.family is None and not others and not hoist and not unit.tangled
+
+        def kept_instead(node: Node, family: Dim, found: set[Node]) -> None:
+            """Find what else is kept for all steps of a loop if a node is computed in it."""
+            for p in {d.producer for d in reads.get(node, ())}:
+                unit = unit_of[p]
+                mine = all(d.consumer is node for d in readers[p]) and p.op is not INPUT
+                if mine and unit.family is None and any(d.origin is family for d in p.domain):
+                    if may_move(unit):
+                        kept_instead(p, family, found)
+                    else:
+                        found.add(p)
+
+        for unit in reversed(units):
+            if not may_move(unit):
+                continue
+            (node,) = unit.nodes
+            consumers = [(d.consumer, d) for d in readers.get(node, ())]
+            group = joins(node, consumers)
+            if group is None or group.family is None or any(unit_of[c].family is None for c, _ in consumers):
+                continue
+            own, instead = self.bytes(node, around), set[Node]()
+            if own <= KEEP_BYTES:
+                kept_instead(node, group.family, instead)
+            if sum(self.bytes(p, around) for p in instead) < own:
+                unit.family, unit.backwards, unit.sunk = group.family, group.backwards, True
+                self.note(node, group, "with what reads it")
 
     def note(self, node: Node, group: Group, reason: str) -> None:
         if group.family is not None:

@@ -19,6 +19,7 @@ from tempo.graph.node import Edge, Graph, Node, Primitive
 from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.graph.traversal import producers
 from tempo.ops import creation, elementwise, shaping
+from tempo.ops.shaping import RESHAPE
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
 
@@ -89,6 +90,10 @@ class _Walk:
             if (node.op.name in CHEAP or (node.op.name in COSTLY and len(readers.get(node, ())) == 1))
             and all(r in direct and r.op.name in FUSING for r in readers.get(node, ()))
         }
+        # Another shape of a whole tensor is the same memory.
+        views = {node for node in direct if node not in fused and node.op is RESHAPE and node.edges[0].is_here}
+        views = {node for node in views if all(r in direct for r in readers.get(node, ()))}
+        fused = (fused | views) - {node.edges[0].node for node in views}
         last: dict[Node, int] = {}
         for consumer, producer, at in reversed(reads):
             # What a fused node reads is read where it is computed.

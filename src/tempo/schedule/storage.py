@@ -212,17 +212,18 @@ def keeping(
         theirs = {_loops(place, family) for place in schedule.places.get(d.consumer, ())}
         if not theirs:
             continue
-        if any(path[:1] not in {(number,) for number in parts} for path in theirs):
+        elsewhere = [path[:1] not in {(number,) for number in parts} for path in theirs]
+        if any(elsewhere) != all(elsewhere):
+            return None
+        # After the loop, and in other iterations of a loop around it, its last steps may be what is read.
+        if any(elsewhere) or any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
             final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
-            if final is None or any(path[:1] in {(number,) for number in parts} for path in theirs):
+            if final is None:
                 return None
             finals.append(final)
             continue
         # What is computed in several parts is read in the same part only if it is read wherever it is computed.
         if len(parts) > 1 and not schedule.places[d.consumer] <= schedule.places[node]:
-            return None
-        # Another iteration of a loop around this one reads all that this one has computed.
-        if any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
             return None
         # A loop over the steps of a block has done all of them when others of the block read what it has computed.
         whole_blocks = whole_blocks or not theirs <= own
@@ -256,8 +257,6 @@ def _last_steps(
 ) -> Keeping | None:
     """A window at the end of which are the steps that are read after a loop, if they are its last ones."""
     if len(own) != 1 or any(number in schedule.blocks for path in own for number in path):
-        return None
-    if any(_varies(node, f) for place in schedule.places[node] for f in _outside(place, dim.origin)):
         return None
     ((number, *_),) = own
     first, stop = schedule.steps(node, dim)

@@ -19,7 +19,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from tempo.backends.jax.footprint import shaped
+from tempo.backends.jax.padded import outline
 
 Array = Any
 
@@ -121,39 +121,45 @@ def kernel(
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
     tile = HALF_TILE if half else max(16, TILE // (rows * max(size, out)))
     parts = max(1, min(PROGRAMS[half] // (batch * heads), pl.cdiv(steps, 2 * tile)))
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - queries), (0, 0)))
 
     def cache(inside: bool, size: int) -> pl.BlockSpec:
         if inside:
             return pl.BlockSpec((None, None, steps, size), lambda b, h, n: (b, h, 0, 0))
         return pl.BlockSpec((None, steps, None, size), lambda b, h, n: (b, 0, h, 0))
 
-    def part(*shape: int) -> pl.BlockSpec:
+    def of_head(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, *shape), lambda b, h, n: (b, h, *(0 for _ in shape)))
+
+    def of_part(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, None, *shape), lambda b, h, n: (b, h, n, *(0 for _ in shape)))
 
-    shapes = [(rows, out), (rows,), (rows,)]
-    sums, greatest, total = pl.pallas_call(
-        functools.partial(_part, layout=layout, tile=tile, parts=parts, half=half),
-        out_shape=[shaped((batch, heads, parts, *shape), 0, jnp.float32) for shape in shapes],
+    shapes = [(queries, out), (queries,), (queries,)]
+    found = pl.pallas_call(
+        functools.partial(_part, layout=layout, rows=rows, tile=tile, parts=parts, half=half),
+        out_shape=[outline((batch, heads, parts, *shape), jnp.float32) for shape in shapes],
         grid=(batch, heads, parts),
         in_specs=[
             pl.BlockSpec((1,), lambda b, h, n: (b,)),
-            pl.BlockSpec((None, None, rows, size), lambda b, h, n: (b, h, 0, 0)),
+            of_head(queries, size),
             cache(layout.keys_inside, size),
             cache(layout.values_inside, out),
             pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
         ],
-        out_specs=[part(*shape) for shape in shapes],
+        out_specs=[of_part(*shape) for shape in shapes],
         compiler_params=triton.CompilerParams(num_warps=WARPS[half], num_stages=STAGES[half]),
         interpret=interpret,
         name="attention",
     )(length, q, keys, values, seen)
-    factors = jnp.exp(greatest - greatest.max(2, keepdims=True))
-    weight = jnp.sum(factors * total, 2)
-    there = (jnp.arange(steps) < length[:, None]) & (seen >= 0)
-    weight = jnp.where(jnp.any(there, 1)[:, None, None], weight, 1)  # the average of no steps is 0
-    result = jnp.sum(sums * factors[..., None], 2) / weight[..., None]
-    return result[:, :, :queries].astype(values.dtype)
+    return pl.pallas_call(
+        _together,
+        out_shape=outline((batch, heads, queries, out), values.dtype),
+        grid=(batch, heads, queries),
+        in_specs=[of_head(parts, *shape) for shape in shapes],
+        out_specs=of_head(queries, out),
+        compiler_params=triton.CompilerParams(num_warps=4),
+        interpret=interpret,
+        name="attention_of_parts",
+    )(*found)
 
 
 def _part(
@@ -167,6 +173,7 @@ def _part(
     total: Any,
     *,
     layout: Layout,
+    rows: int,
     tile: int,
     parts: int,
     half: bool,
@@ -177,8 +184,9 @@ def _part(
     share = _divided(count, parts * tile) * tile
     first = pl.program_id(2) * share
     last = jnp.minimum(first + share, count)
-    queries = q[...]
-    rows, out = sums.shape
+    all_rows, used = pl.ds(0, rows), jnp.arange(rows, dtype=jnp.int32) < q.shape[0]
+    queries = triton.load(q.at[all_rows, :], mask=used[:, None], other=0.0)
+    out = sums.shape[1]
 
     def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         so_far, top, weight = carry
@@ -199,7 +207,24 @@ def _part(
 
     start = jnp.zeros((rows, out), jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
     tiles = _divided(jnp.maximum(last - first, 0), tile)
-    sums[...], greatest[...], total[...] = lax.fori_loop(0, tiles, body, start)
+    found = lax.fori_loop(0, tiles, body, start)
+    triton.store(sums.at[all_rows, :], found[0], mask=used[:, None])
+    triton.store(greatest.at[all_rows], found[1], mask=used)
+    triton.store(total.at[all_rows], found[2], mask=used)
+
+
+def _together(sums: Any, greatest: Any, total: Any, result: Any) -> None:
+    """One program: the average for one query, out of what the parts of its head have found."""
+    query = pl.program_id(2)
+    parts = sums.shape[0]
+    rows = 2 ** math.ceil(math.log2(parts))
+    all_parts, used = pl.ds(0, rows), jnp.arange(rows, dtype=jnp.int32) < parts
+    top = triton.load(greatest.at[all_parts, query], mask=used, other=LOWEST)
+    factors = jnp.exp(top - jnp.max(top))
+    weight = jnp.sum(factors * triton.load(total.at[all_parts, query], mask=used, other=0.0))
+    whole = jnp.sum(factors[:, None] * triton.load(sums.at[all_parts, query, :], mask=used[:, None], other=0.0), 0)
+    average = whole / jnp.where(weight > 0, weight, 1.0)  # that of no steps is 0
+    result[query, :] = average.astype(result.dtype)
 
 
 def _divided(number: Array, by: int) -> Array:

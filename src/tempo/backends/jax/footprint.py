@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from tempo.backends.jax.lowering import State
+from tempo.backends.jax.padded import outline
 from tempo.backends.jax.worker import Parts, keyed, shapes, sliced
 from tempo.schedule.offload import Span
 from tempo.schedule.script import Chunks, Each, Item, Part
@@ -36,8 +37,8 @@ class Footprint:
         """What the part before has computed for stores in host memory, which is on its way there."""
         self.traced: dict[Any, Any] = {}
         self.follow(self.parts.script.items)
-        shown = {node: shaped(store.shape, 0, node.dtype) for node, store in self.parts.shown.items()}
-        values = {**self.parts.finally_read(self.state, shaped), **shown}
+        shown = {node: outline(store.shape, node.dtype) for node, store in self.parts.shown.items()}
+        values = {**self.parts.finally_read(self.state, dict), **shown}
         analysis: Any = self.parts.finish.lower(keyed(values)).compile().memory_analysis()
         self.outputs: int = analysis.output_size_in_bytes
         there = held([*self.state.values(), *shown.values()])
@@ -55,10 +56,10 @@ class Footprint:
 
     def run(self, item: Part | Chunks) -> None:
         part = self.parts[item]
-        kept, changed = self.parts.given(part, self.state, shaped, self.grown)
+        kept, changed = self.parts.given(part, self.state, dict, self.grown)
         firsts = {node: {d: np.int32(0) for d in cut} for node, cut in part.slices.items()}
         slices = {
-            node: shaped(sliced(self.parts.stores[node], cut, keyed(firsts[node])).shape, 0, node.dtype)
+            node: outline(sliced(self.parts.stores[node], cut, keyed(firsts[node])).shape, node.dtype)
             for node, cut in part.slices.items()
         }
         steps = {loop.dim: np.int32(0) for loop in item.outer}
@@ -83,14 +84,9 @@ class Footprint:
             self.state.pop(name, None)
 
     def grown(self, old: Array, shape: tuple[int, ...]) -> Array:
-        new = shaped(shape, 0, old.dtype)
+        new = outline(shape, old.dtype)
         self.most = max(self.most, held([*self.state.values(), new]))
         return new
-
-
-def shaped(shape: tuple[int, ...], value: int, dtype: Any) -> Any:
-    """An array of which only the shape and the dtype are known."""
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def held(arrays: Iterable[Any]) -> int:

@@ -20,13 +20,14 @@ from jax import lax
 
 from tempo.backends.jax import apart
 from tempo.backends.jax.circles import Caches, Circle, Slots, circle
+from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated, unrolled
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
+from tempo.backends.jax.settled import Settled
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import dependents
+from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
-from tempo.schedule.dependences import Dependence
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
@@ -38,14 +39,8 @@ from tempo.symbolic.grid import Grid, evaluate
 
 Array = Any
 
-# A loop hands on at most this many earlier values of a node.
-MOST_REGISTERS = 3
-
 _UNSTORED = "unstored"
 """The key under which a state has the nodes that the innermost loop around does not store."""
-
-UNROLL = ((8, 32), (16, 16), (32, 8), (128, 4))
-"""Per number of nodes in a loop's body, at most, how many iterations are made one."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +56,6 @@ class _Previous:
 
     node: Node
     back: int
-
-
-@dataclass(frozen=True)
-class _Registers:
-    """The ``depth`` values of a node that a loop hands from iteration to iteration: beside its store, which XLA would
-    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it."""
-
-    node: Node
-    depth: int
-    stored: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,7 @@ class Lowering:
         schedule: Schedule,
         storage: Storage,
         numbers: Mapping[Any, int],
-        on_gpu: bool = False,
+        parallel: bool = False,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -105,14 +90,11 @@ class Lowering:
         self.numbers = schedule.numbers
         self.limits = dict(numbers)
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
-        self.on_gpu = on_gpu
+        self.parallel = parallel
         self.functions: dict[Any, Callable[..., Array]] = {}
-        self.ended = self.ends(schedule.trees)
-        self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
-        self.full: dict[Node, bool] = {}
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in schedule.dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.literals = {node for node in graph.nodes if _is_literal(node)}
+        self.settled = Settled(graph, schedule, self.stopping)
+        self.iterated = Iterated(graph, schedule)
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """A whole program without host calls: from inputs to outputs, and ``made``."""
@@ -213,31 +195,53 @@ class Lowering:
 
         back = -1 if tree.backwards else 1
         stride = back * (tree.block or 1)
-        found = (self.registers(node, tree, back) for node in carried)
+        stores = self.storage.stores
+        found = (self.iterated.registers(node, tree, back, stores) for node in carried)
         remembered = [registers for registers in found if registers is not None]
         unstored = {r.node for r in remembered if not r.stored}
         carried = [node for node in carried if node not in unstored]
+        # A CPU gains nothing from it.
+        unroll = unrolled(tree) if self.parallel else 1
+        late = [n for n in carried if unroll > 1 and self.iterated.is_written_late(n, tree, back, stores)]
+        read = self.iterated.read_together(tree, stores) if unroll > 1 else []
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
         carried += bounds
 
-        def body(k: Array, carry: Any) -> Any:
+        def several(k: Array, carry: Any, number: int) -> Any:
+            """As many iterations as one: what they read elsewhere is read, and what none of them reads in a store is
+            put there, for all of them at once. XLA takes parts at known places into products, but not others."""
             arrays, before = carry
-            inner: State = {**state, _UNSTORED: unstored}
+            inner: State = {**state, _UNSTORED: unstored.union(late)}
             put(inner, arrays)
-            here = {**at, tree.dim: tree.at(first + stride * k, at.get(tree.dim))}
-            for registers, values in zip(remembered, before, strict=True):
-                steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
-                for n, array in enumerate(values, 1):
-                    inner[_Previous(registers.node, n)] = _Value(array, steps, tree.dim, n * back)
-            for t in tree.body:
-                self.execute(t, inner, here)
-            after = [
-                [inner[_Fresh(registers.node)].array, *values][: registers.depth]
-                for registers, values in zip(remembered, before, strict=True)
-            ]
-            return taken(inner), after
+            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
+            group = {**at, tree.dim: BlockSteps(lowest, number)}
+            given = {node: self.steps_of(node, inner, group, tree.dim)[::back] for node in read if number > 1}
+            written: dict[Node, list[Array]] = {node: [] for node in late}
+            for n in range(number):
+                here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
+                for node, values in given.items():
+                    steps = {d: here[d.origin] for d in node.domain if d.origin in here}
+                    inner[_Fresh(node)] = _Value(values[n], steps)
+                for registers, values in zip(remembered, before, strict=True):
+                    steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
+                    for back_by, array in enumerate(values, 1):
+                        inner[_Previous(registers.node, back_by)] = _Value(array, steps, tree.dim, back_by * back)
+                for t in tree.body:
+                    self.execute(t, inner, here)
+                before = [
+                    [inner[_Fresh(registers.node)].array, *values][: registers.depth]
+                    for registers, values in zip(remembered, before, strict=True)
+                ]
+                for node, values in written.items():
+                    values.append(inner[_Fresh(node)].array)
+            inner[_UNSTORED] = unstored
+            for node, values in written.items():
+                block = self.block(node, inner, group)
+                axis = next(n for n, d in enumerate(block.dims) if d.origin is tree.dim)
+                self.write(node, Value(jnp.stack(values[::back], axis), block.dims), inner, block)
+            return taken(inner), before
 
         def taken(held: State) -> list[Any]:
             """What is carried of a state."""
@@ -256,7 +260,7 @@ class Lowering:
         start = (taken(state), before)
         made: Any = count
         if tree.until is None:
-            arrays, values = _repeated(count, body, start, self.unrolled(tree))
+            arrays, values = _repeated(count, several, start, unroll)
         else:
             position = carried.index(self.stopping[tree.until].bound)
             beyond = self.schedule.beyond[tree.until]
@@ -265,7 +269,9 @@ class Lowering:
                 k, (arrays, _) = carry
                 return (k < count) & (first + k < arrays[position] + beyond)
 
-            made, (arrays, values) = lax.while_loop(goes_on, lambda c: (c[0] + 1, body(*c)), (jnp.int32(0), start))
+            made, (arrays, values) = lax.while_loop(
+                goes_on, lambda c: (c[0] + 1, several(*c, 1)), (jnp.int32(0), start)
+            )
         put(state, arrays)
         for registers, kept in zip(remembered, values, strict=True):
             if not registers.stored:
@@ -309,67 +315,12 @@ class Lowering:
                 steps.append(kept.size)
         return (*steps, *store.value)
 
-    def unrolled(self, tree: Loop) -> int:
-        """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
-        small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
-        times from 32, an LSTM step 1.7 times from 4. A CPU gains nothing."""
-        if not self.on_gpu or any(isinstance(inner, Loop) for inner in tree.body):
-            return 1
-        size = len(tree.body)
-        most = next((factor for limit, factor in UNROLL if size <= limit), 1)
-        return min(most, len(tree.steps))
-
-    def registers(self, node: Node, tree: Loop, back: int) -> _Registers | None:
-        """What a loop hands from iteration to iteration of a node, if anything."""
-        inside = {c.node for c in tree.body if isinstance(c, Compute)}
-        own = next((d for d in node.domain if d.origin is tree.dim), None)
-        if tree.block or node not in inside or own is None:
-            return None
-        store = self.storage.stores[node]
-        kept = store.dims[own]
-        if isinstance(kept, Latest):
-            return None
-        depth = 0
-        # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
-        # memory gets all of it.
-        stored = not isinstance(kept, Window) or sum(not isinstance(k, Latest) for k in self.loop_dims(node)) > 1
-        stored = stored or bool(store.host)
-        everywhere = {c.node for c in computes(tree.body)}
-        for d in self.readers.get(node, ()):
-            if d.consumer not in everywhere:
-                # The rest of a block reads all steps of it; what comes after a loop, only its last ones.
-                stored = stored or tree.inner
-                continue
-            distance = d.distance(tree.dim)
-            if distance is None:  # nothing is read
-                continue
-            low, high = distance
-            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in inside
-            exactly = exactly and self.is_read_at(d, tree.dim, low)
-            if exactly and low is not None:
-                depth = max(depth, low * back)
-            stored = stored or not exactly
-        if isinstance(kept, Window) and not stored:
-            depth = max(depth, kept.final)
-            stored = depth > MOST_REGISTERS
-        return _Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
-
-    def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
-        """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
-        for dim in (e for e in d.producer.domain if self.is_looped(d.producer, e)):
-            own = next((e for e in d.consumer.domain if e.origin is dim.origin), None)
-            item = None if d.read.index is None else d.read.index[d.producer.domain.index(dim)]
-            if own is None or not isinstance(item, Expr):
-                return False
-            steps = (back or 0) if dim.origin is family else 0
-            theirs = item - self.schedule.own_step(d.producer, dim, 0)
-            if theirs + steps != own - self.schedule.own_step(d.consumer, own, 0):
-                return False
-        return True
-
-    def loop_dims(self, node: Node) -> list[Any]:
-        """How the steps of those dims of a node are kept over which there are loops."""
-        return [kept for d, kept in self.storage.stores[node].dims.items() if self.is_looped(node, d)]
+    def steps_of(self, node: Node, state: State, at: Mapping[Dim, Any], family: Dim) -> list[Array]:
+        """What a store has at the steps of a block, one by one."""
+        block = self.block(node, state, at)
+        axis = next(n for n, d in enumerate(block.dims) if d.origin is family)
+        array = self.at_step(node, state, at)
+        return [lax.index_in_dim(array, n, axis, keepdims=False) for n in range(at[family].length)]
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
@@ -382,10 +333,9 @@ class Lowering:
         kept = self.storage.stores[node].dims
         if node in self.schedule.folds:
             return True
-        return any(not isinstance(kept[d], Latest | Present | Apart) and self.is_looped(node, d) for d in node.domain)
-
-    def is_looped(self, node: Node, d: Dim) -> bool:
-        return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)
+        return any(
+            not isinstance(kept[d], Latest | Present | Apart) and self.iterated.is_looped(node, d) for d in node.domain
+        )
 
     # -- nodes ------------------------------------------------------------------------------------------------
 
@@ -419,9 +369,9 @@ class Lowering:
 
     def compute(self, statement: Compute, state: State, at: Mapping[Dim, Any]) -> None:
         node = statement.node
-        block = self.block(node, state, at, statement.within)
-        if node.op is INPUT:
+        if node.op is INPUT or node in self.literals:
             return
+        block = self.block(node, state, at, statement.within)
         if node.op is RECURRENT:
             value = self.choose(statement, state, block)
         elif node.op is HOST_RESULT:
@@ -467,6 +417,8 @@ class Lowering:
     def read(self, edge: Edge, state: State, block: Block, whole: Slots | None = None) -> Value:
         """What a block reads, with its padded axes as long as they get in this block; an axis that is
         ``whole`` with all slots of its circle."""
+        if edge.node in self.literals:
+            return Value(self.literal(edge.node), ())
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if whole is not None:
             lengths = (*lengths[: whole.axis], whole.size, *lengths[whole.axis + 1 :])
@@ -507,6 +459,11 @@ class Lowering:
         )
         return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
 
+    def literal(self, node: Node) -> Array:
+        """A number where it is read: XLA knows more ways to compute with numbers that it knows."""
+        value = node.attributes["value"]
+        return value if node.op is CONSTANT else jnp.full(self.storage.stores[node].value, value, node.dtype)
+
     def held(self, edge: Edge, state: State, block: Block) -> tuple[Array, Store]:
         """The array that a block reads through an edge, and its layout."""
         store = self.storage.stores[edge.node]
@@ -520,15 +477,9 @@ class Lowering:
 
     def is_at(self, edge: Edge, block: Block, value: _Value) -> bool:
         """Whether an edge reads what was computed at the steps of a value."""
-        for d, item in zip(edge.node.domain, edge.index, strict=True):
+        for d in edge.node.domain:
             if d in value.at:
-                own = next((e for e in block.node.domain if e.origin is d.origin), None)
-                back = value.back if d.origin is value.family else 0
-                if own is None or isinstance(item, Slice):
-                    return False
-                # own_step of nothing is how far a node's steps are behind the loop's.
-                theirs = item - self.schedule.own_step(edge.node, d, 0)
-                if theirs + back != own - self.schedule.own_step(block.node, own, 0):
+                if not self.iterated.is_own_step(edge, d, block.node, value.back if d.origin is value.family else 0):
                     return False
                 # The steps of a loop are told apart by the very objects that stand for them.
                 if block.loops.get(d.origin) is not value.at[d]:
@@ -557,7 +508,7 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
-        if turned and not all(self.is_settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
+        if turned and not all(self.settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
             turned = None  # what lies in a circle beside the window would be multiplied by zero
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
@@ -593,7 +544,7 @@ class Lowering:
         known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
         names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
         numbers = {s: value for s, value in known.items() if s not in names}
-        shapes = tuple((edge.shape, self.is_settled(edge)) for edge in edges)
+        shapes = tuple((edge.shape, self.settled(edge)) for edge in edges)
         axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
         still = None if turned is None else replace(turned, first=None)
 
@@ -636,38 +587,6 @@ class Lowering:
     def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
         """What sizes and attributes of a primitive depend on."""
         return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
-
-    def is_settled(self, edge: Edge) -> bool:
-        """Whether all padding of what an edge reads comes from slicing a store, at steps at which the program has a
-        value: what is computed for others, behind a stop or beside a triangle of points, need not be a number."""
-        node, stops = edge.node, self.schedule.open
-        if shape_symbols(edge.shape) & stops.keys() or dims_of(shape_symbols(node.shape)):
-            return False
-        sliced = [d for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)]
-        # Computed behind a stop, it is what it would have been without; unless it depends on where that is.
-        behind = (d.origin for d in sliced if d.origin.bound in stops)
-        if node in self.dependent and any(dim not in self.ended.get(node, ()) for dim in behind):
-            return False
-        if not sliced or node.op is INPUT or node not in self.schedule.needed:
-            return True
-        if node not in self.full:
-            self.full[node] = self.schedule.is_needed_throughout(node)
-        return self.full[node]
-
-    def ends(self, trees: Sequence[Tree], around: frozenset[Dim] = frozenset()) -> dict[Node, frozenset[Dim]]:
-        """Per node, the dims that stop and of which it is computed for no step behind that: in the loop that stops."""
-        found: dict[Node, frozenset[Dim]] = {}
-        for tree in trees:
-            inner = {tree.node: around} if isinstance(tree, Compute) else self.ends(tree.body, around | self.end(tree))
-            for node, dims in inner.items():
-                found[node] = found.get(node, dims) & dims
-        return found
-
-    def end(self, loop: Loop) -> frozenset[Dim]:
-        """The dim at whose stop a loop ends. (A single step is computed in any case.)"""
-        if loop.until is None or len(loop.steps) == 1:
-            return frozenset()
-        return frozenset({self.stopping[loop.until]})
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
@@ -815,26 +734,19 @@ def _block_of(place: Any) -> tuple[Any, int]:
     return (place.start, place.length) if isinstance(place, BlockSteps) else (place, 1)
 
 
-def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
-    """What the values of a node at a point depend on beside its operands."""
-    cases = graph.cases.get(node, ())
-    edges = [*node.edges, *(case.value for case in cases)]
-    found = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
-    return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))
+def _is_literal(node: Node) -> bool:
+    """Whether a node is one number, and needs no store."""
+    return not node.domain and (node.op is FULL or (node.op is CONSTANT and node.attributes["value"].ndim == 0))
 
 
-def _repeated(count: Any, body: Any, start: Any, unroll: int) -> Any:
-    """``fori_loop``, which unrolls no loop whose number of iterations is only known at run time."""
-    if isinstance(count, int) or unroll == 1:
-        return lax.fori_loop(0, count, body, start, unroll=unroll if isinstance(count, int) else None)
-
-    def several(k: Array, carry: Any) -> Any:
-        for n in range(unroll):
-            carry = body(k * unroll + n, carry)
-        return carry
-
+def _repeated(count: Any, several: Callable[[Any, Any, int], Any], start: Any, unroll: int) -> Any:
+    """``count`` iterations, ``unroll`` of them as one; how many there are may be known only at run time."""
     rounds = count // unroll
-    return lax.fori_loop(rounds * unroll, count, body, lax.fori_loop(0, rounds, several, start))
+    carry = lax.fori_loop(0, rounds, lambda k, carry: several(k * unroll, carry, unroll), start)
+    rest = count - rounds * unroll
+    if isinstance(rest, int):
+        return several(rounds * unroll, carry, rest) if rest else carry
+    return carry if unroll == 1 else lax.fori_loop(rounds * unroll, count, lambda k, c: several(k, c, 1), carry)
 
 
 def _steps_dim(node: Node) -> Dim:

@@ -43,6 +43,7 @@ class JaxMachine:
         numbers: Mapping[Any, int],
         script: Script,
         device: str | None,
+        parallel: bool,
     ) -> None:
         _use_disk_cache()
         self.graph = graph
@@ -55,7 +56,7 @@ class JaxMachine:
         }
         self.apart = frozenset(name for name, declared in self.inputs.items() if isinstance(declared, tuple))
         self.take_apart = jax.jit(tuple)
-        self.lowering = Lowering(graph, schedule, storage, numbers, on_gpu=self.device.platform == "gpu")
+        self.lowering = Lowering(graph, schedule, storage, numbers, parallel)
         hosted = [node for node, store in storage.stores.items() if store.host]
         self.offloaded = {node.attributes["input"] for node in hosted if node.op is INPUT}
         self.calls = any(node.op is HOST for node in graph.nodes)

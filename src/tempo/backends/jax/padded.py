@@ -96,3 +96,8 @@ class Jx:
 
 
 jx = Jx()
+
+
+def outline(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of which only the shape and the dtype are known."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]

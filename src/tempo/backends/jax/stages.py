@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from tempo.backends.jax.footprint import held, shaped
+from tempo.backends.jax.footprint import held
 from tempo.backends.jax.lowering import State
-from tempo.backends.jax.padded import jx
-from tempo.backends.jax.worker import Parts, keyed
+from tempo.backends.jax.padded import jx, outline
+from tempo.backends.jax.worker import Parts, keyed, zeros
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 
@@ -99,7 +98,7 @@ class Stages:
         steps = self.lowered(parts, inputs)
         pool = ThreadPoolExecutor(min(len(self.parts) + 1, os.cpu_count() or 1))
         first = [pool.submit(self.compiled, next(steps)) for _ in self.parts[:FIRST]]
-        results = {key: parts.initial(key, self.rooms.get(key), shaped) for key in self.results}
+        results = {key: parts.initial(key, self.rooms.get(key)) for key in self.results}
         last = pool.submit(self.compiled, parts.finish.lower(keyed(results)))
         pool.shutdown(wait=False)
         later: list[Future[Any]] = [Future() for _ in self.parts[FIRST:]]
@@ -113,11 +112,11 @@ class Stages:
         for part, later in zip(self.parts, self.later, strict=True):
 
             def grown(old: Array, shape: tuple[int, ...], state: State = state) -> Array:
-                new = shaped(shape, 0, old.dtype)
+                new = outline(shape, old.dtype)
                 self.growing = max(self.growing, held([*state.values(), new]))
                 return new
 
-            given = map(keyed, parts.given(part, state, shaped, grown))
+            given = map(keyed, parts.given(part, state, dict, grown))
             lowered = part.function.lower(*given, {}, None, {})
             self.held.append(held(value for key, value in state.items() if key not in part.reads))
             state |= self.by_key(lowered.out_info[0])
@@ -150,11 +149,10 @@ class Stages:
             for key in part.reads:
                 if key in state and key in rooms:  # one by one: all the old are not kept beside all the new
                     state[key] = jx.fit(state[key], rooms[key])
-            given = map(keyed, self.all.given(part, state, jnp.full, jx.fit))
+            given = map(keyed, self.all.given(part, state, zeros, jx.fit))
             state |= self.by_key(program.result()(*given, {}, None, {})[0])
             state = {key: value for key, value in state.items() if key in later}
-        for key in self.results - state.keys():
-            state[key] = self.all.initial(key, None, jnp.full)
+        state |= zeros({key: self.all.initial(key, None) for key in self.results - state.keys()})
         for key in self.results & self.rooms.keys():
             state[key] = jx.fit(state[key], self.rooms[key])
         outputs, made = finish.result()(keyed({key: state[key] for key in self.results}))

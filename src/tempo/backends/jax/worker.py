@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from tempo.backends.jax import apart
 from tempo.backends.jax.host_stores import HostStores
 from tempo.backends.jax.lowering import Lowering, State
-from tempo.backends.jax.padded import jx
+from tempo.backends.jax.padded import jx, outline
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Array = Any
 At = Mapping[Dim, int | BlockSteps]
+Fill = Callable[[State], State]
+"""Makes what a state lacks out of outlines of it."""
 
 
 @dataclass(frozen=True)
@@ -129,38 +131,37 @@ class Parts:
         outputs = {n: lowering.output(n, e, state) for n, e in self.graph.outputs.items() if n not in self.direct}
         return outputs, lowering.made(state)
 
-    def finally_read(self, state: State, full: Any) -> State:
+    def finally_read(self, state: State, fill: Fill) -> State:
         """What outputs read of the stores on the device."""
         read = {edge.node for name, edge in self.graph.outputs.items() if name not in self.direct}
         # A node of which only slices of no length are read has no store.
         keys = {*(read & self.stores.keys()), *self.lowering.schedule.open} - self.shown.keys()
-        return {key: state[key] if key in state else self.initial(key, None, full) for key in keys}
+        missing = fill({key: self.initial(key, None) for key in keys - state.keys()})
+        return {key: missing[key] if key in missing else state[key] for key in keys}
 
     def __getitem__(self, item: Part | Chunks) -> _Compiled:
         if item not in self.compiled:
             self.compiled[item] = self.compile(item)
         return self.compiled[item]
 
-    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None, full: Any) -> Any:
-        """What a state has at first: made by ``full`` for a shape, a number and a dtype."""
+    def initial(self, key: Node | Bound, shape: tuple[int, ...] | None) -> Any:
+        """What a state has at first: a number, or the outlines of zeros."""
         if isinstance(key, Bound):
-            return full((), self.lowering.limits[key], np.int32)
+            return np.int32(self.lowering.limits[key])
         if key.op is HOST:  # not called yet: read for steps that are only computed with others, and used nowhere
             batch = [d.bound.evaluate(self.lowering.limits) for d in key.attributes["batch"]]
-            return tuple(full((*batch, *out.shape), 0, out.dtype) for out in key.attributes["out"])
+            return tuple(outline((*batch, *out.shape), out.dtype) for out in key.attributes["out"])
         store = self.local.get(key) or self.stores[key]
         if apart.unrolled(store):
-            shape = apart.part_of(store).shape
-            return tuple(full(shape, 0, key.dtype) for _ in range(apart.count(store)))
-        return full(shape or store.shape, 0, key.dtype)
+            return apart.count(store) * (outline(apart.part_of(store).shape, key.dtype),)
+        return outline(shape or store.shape, key.dtype)
 
-    def given(self, part: _Compiled, state: State, full: Any, fit: Any) -> tuple[State, State]:
+    def given(self, part: _Compiled, state: State, fill: Fill, fit: Any) -> tuple[State, State]:
         """What a part is given, out of a state: stores that it reads, and those that it writes into, which are no
         longer there, with room for what it adds."""
+        state |= fill({key: self.initial(key, part.rooms.get(key)) for key in part.reads if key not in state})
         for key in part.reads:
-            if key not in state:
-                state[key] = self.initial(key, part.rooms.get(key), full)
-            elif key in part.rooms and state[key].shape != part.rooms[key]:
+            if key in part.rooms and state[key].shape != part.rooms[key]:
                 state[key] = fit(state[key], part.rooms[key])
         kept = {key: state[key] for key in part.reads if key not in part.writes}
         return kept, {key: state.pop(key) for key in part.reads if key in part.writes}
@@ -199,7 +200,9 @@ class Parts:
         return found
 
     def compile(self, item: Part | Chunks) -> _Compiled:
+        literals = self.lowering.literals
         inside = [n for n in dict.fromkeys(c.node for c in computes(item.trees)) if n.op is not INPUT]
+        inside = [n for n in inside if n not in literals]
         emitted = [n for n in inside if n in self.emitted]
         computed = set(inside)
         others = [n for n in inside if n not in self.emitted]
@@ -208,7 +211,8 @@ class Parts:
         lowering.storage = Storage({**self.stores, **gathered, **self.local})
         carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n)]
         read = [p for n in inside for p in producers(n, self.graph.cases)]
-        outside = [p for p in read if p.op is HOST or (p not in computed and p in self.stores)]
+        present = computed | literals
+        outside = [p for p in read if p.op is HOST or (p not in present and p in self.stores)]
         stops = [self.lowering.stopping[n].bound for n in inside if n in self.lowering.stopping]
         cuts = {
             node: slices(node, found, item.outer, lowering.schedule, self.lowering.storage)
@@ -306,7 +310,7 @@ class JaxWorker:
     def run(self, item: Part | Chunks, compiled: _Compiled, at: At, chunk: Any) -> State:
         """Run an XLA program; what it emits."""
         state = self.state
-        kept, changed = self.parts.given(compiled, state, self.full, jx.fit)
+        kept, changed = self.parts.given(compiled, state, zeros, jx.fit)
         steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
         cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
         kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
@@ -321,9 +325,6 @@ class JaxWorker:
         for node in compiled.offloaded:
             self.host.write(node, at, blocks[node.number])
         return self.parts.by_key(emitted)
-
-    def full(self, shape: tuple[int, ...], value: int, dtype: Any) -> Array:
-        return jnp.full(shape, value, dtype, device=self.machine.device)
 
     def records(
         self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
@@ -374,7 +375,7 @@ class JaxWorker:
     def outputs(self) -> dict[str, Array]:
         with self.machine.settings():
             edges, direct = self.lowering.graph.outputs, self.parts.direct
-            values = self.parts.finally_read(self.state, self.full)
+            values = self.parts.finally_read(self.state, zeros)
             values |= {node: self.host.on_device(self.host.part(store)) for node, store in self.parts.shown.items()}
             outputs, made = self.parts.finish(keyed(values))
             outputs |= {
@@ -389,6 +390,7 @@ class JaxWorker:
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
+        on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
         hosted = {n: array for n, array in self.host.arrays.items() if n in needed and n.op is not INPUT}
         return {**on_device, **{Hosted(node): array for node, array in hosted.items()}}
 
@@ -500,6 +502,21 @@ jax.tree_util.register_pytree_node(Keyed, _flatten, lambda keys, values: Keyed(z
 def keyed(values: Mapping[Any, Any]) -> Keyed:
     """What belongs to nodes, dims and bounds, by their numbers."""
     return Keyed({_key(key): value for key, value in values.items()})
+
+
+def zeros(outlines: State) -> State:
+    """A state of zeros, made by one XLA program: programs have many stores, and a call for each of them takes longer
+    than some programs."""
+    leaves, form = jax.tree.flatten(list(outlines.values()))
+    missing = tuple(leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
+    made = iter(_zeros(tuple((leaf.shape, leaf.dtype) for leaf in missing))() if missing else ())
+    filled = [next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves]
+    return dict(zip(outlines, jax.tree.unflatten(form, filled), strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _zeros(outlines: tuple[tuple[tuple[int, ...], Any], ...]) -> Any:
+    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype in outlines])
 
 
 def shapes(given: Any) -> tuple[Any, ...]:

@@ -1,0 +1,145 @@
+"""What iterations of a loop hand on to each other, and how many of them are made one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tempo.backends.jax import apart
+from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.structural import RECURRENT
+from tempo.schedule.dependences import Dependence
+from tempo.schedule.loops import Schedule
+from tempo.schedule.looptree import Compute, Loop, computes
+from tempo.schedule.peak import CHEAP, COSTLY
+from tempo.schedule.storage import Latest, Steps, Store, Window
+from tempo.symbolic import Dim, Expr, Slice
+
+# A loop hands on at most this many earlier values of a node.
+MOST_REGISTERS = 3
+
+# A loop makes at most so many iterations one, and computes in one at most so many nodes, or kernels.
+MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 640, 72
+
+Stores = Mapping[Node, Store]
+
+
+@dataclass(frozen=True)
+class Registers:
+    """The ``depth`` values of a node that a loop hands from iteration to iteration: beside its store, which XLA would
+    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it."""
+
+    node: Node
+    depth: int
+    stored: bool
+
+
+def unrolled(tree: Loop) -> int:
+    """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
+    small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
+    times from 32, an LSTM step 1.7 times from 4."""
+    if tree.until is not None or any(isinstance(inner, Loop) for inner in tree.body):
+        return 1
+    fused = CHEAP | COSTLY | {RECURRENT.name}
+    kernels = 1 + sum(c.node.op.name not in fused for c in computes(tree.body))
+    most = min(MOST_UNROLLED, MOST_NODES // len(tree.body), MOST_KERNELS // kernels, len(tree.steps))
+    # Without a remainder there is less to compile.
+    return next((n for n in range(most, most // 2, -1) if len(tree.steps) % n == 0), max(most, 1))
+
+
+class Iterated:
+    """Knows what the iterations of loops read."""
+
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        self.graph = graph
+        self.schedule = schedule
+        self.readers: dict[Node, list[Dependence]] = {}
+        for d in schedule.dependences:
+            self.readers.setdefault(d.producer, []).append(d)
+
+    def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
+        """By how many iterations reads within a loop look back for a node that is computed in it; None for those that
+        are not known to be at one of the last few."""
+        directly = {c.node for c in tree.body if isinstance(c, Compute)}
+        everywhere = {c.node for c in computes(tree.body)}
+        found: list[int | None] = []
+        for d in self.readers.get(node, ()):
+            distance = d.distance(tree.dim) if d.consumer in everywhere else None
+            if distance is None:  # nothing is read
+                continue
+            low, high = distance
+            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in directly
+            exactly = exactly and self.is_read_at(d, tree.dim, low)
+            found.append(low * back if exactly and low is not None else None)
+        return found
+
+    def read_together(self, tree: Loop, stores: Stores) -> list[Node]:
+        """What is computed elsewhere, and read by every iteration of a loop at its own step."""
+        inside = {c.node for c in computes(tree.body)}
+        found: dict[Node, None] = {}
+        for statement in computes(tree.body):
+            reader = statement.node
+            cases = [self.graph.cases[reader][n].value for n in statement.cases]
+            for edge in (*reader.edges, *cases):
+                node = edge.node
+                store = stores.get(node)
+                own = next((d for d in node.domain if d.origin is tree.dim), None)
+                if store is None or own is None or node in inside or store.host or apart.unrolled(store):
+                    continue
+                first, last = (self.schedule.own_step(node, own, step) for step in (tree.start, tree.stop - 1))
+                start, stop = self.schedule.steps(node, own)
+                covered = not tree.inner and start <= first and last < stop
+                if covered and isinstance(store.dims[own], Steps) and self.is_own_step(edge, own, reader):
+                    found[node] = None
+        return list(found)
+
+    def is_written_late(self, node: Node, tree: Loop, back: int, stores: Stores) -> bool:
+        """Whether what a loop computes of a node may be put into its store for several iterations at once."""
+        store = stores[node]
+        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        if own is None or tree.block or node in self.schedule.folds or apart.unrolled(store):
+            return False
+        return isinstance(store.dims[own], Steps) and None not in self.distances(node, tree, back)
+
+    def registers(self, node: Node, tree: Loop, back: int, stores: Stores) -> Registers | None:
+        """What a loop hands from iteration to iteration of a node, if anything."""
+        inside = {c.node for c in tree.body if isinstance(c, Compute)}
+        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        if tree.block or node not in inside or own is None:
+            return None
+        store = stores[node]
+        kept = store.dims[own]
+        if isinstance(kept, Latest):
+            return None
+        distances = self.distances(node, tree, back)
+        depth = max((n for n in distances if n is not None), default=0)
+        # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
+        # memory gets all of it, and the rest of a block reads all its steps.
+        everywhere = {c.node for c in computes(tree.body)}
+        beside = tree.inner and any(d.consumer not in everywhere for d in self.readers.get(node, ()))
+        stored = not isinstance(kept, Window) or None in distances or bool(store.host) or beside
+        if isinstance(kept, Window) and not stored:
+            depth = max(depth, kept.final)
+            stored = depth > MOST_REGISTERS
+        return Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
+
+    def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
+        """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
+        if d.read.index is None:
+            return False
+        edge = Edge(d.producer, d.read.index)
+        looped = [e for e in d.producer.domain if self.is_looped(d.producer, e)]
+        return all(self.is_own_step(edge, e, d.consumer, (back or 0) if e.origin is family else 0) for e in looped)
+
+    def is_own_step(self, edge: Edge, d: Dim, reader: Node, back: int = 0) -> bool:
+        """Whether an edge reads, of a dim, the step that the reader's loop is at, or so many steps before."""
+        item = edge.index[edge.node.domain.index(d)]
+        own = next((e for e in reader.domain if e.origin is d.origin), None)
+        if own is None or isinstance(item, Slice):
+            return False
+        # own_step of nothing is how far a node's steps are behind the loop's.
+        theirs: Expr = item - self.schedule.own_step(edge.node, d, 0)
+        return bool(theirs + back == own - self.schedule.own_step(reader, own, 0))
+
+    def is_looped(self, node: Node, d: Dim) -> bool:
+        return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)

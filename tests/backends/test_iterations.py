@@ -1,0 +1,121 @@
+"""Loops of which several iterations are made one, as on a GPU: what they read and write together."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.backends.jax.iterated import unrolled
+from tempo.runtime.executable import Executable
+from tempo.schedule.looptree import Loop
+
+
+def parallel(prog: tp.Program, bounds: dict[Any, int], plan: tp.Plan | None = None) -> Executable:
+    return Executable(prog.graph, bounds, parallel=True, plan=plan)
+
+
+def same(prog: tp.Program, bounds: dict[Any, int], run: Executable, **inputs: Any) -> None:
+    expected, found = prog.evaluate(bounds, **inputs), run(**inputs)
+    for name in prog.graph.outputs:
+        np.testing.assert_allclose(found[name], expected[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def text(run: Executable) -> str:
+    """The program that XLA is given."""
+    machine = run._machine
+    with machine.settings():
+        lowered = jax.jit(machine.lowering).lower(machine.inputs)
+    return str(lowered.as_text())
+
+
+@pytest.mark.parametrize("steps", [2, 3, 31, 64, 67])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_all_steps_with_and_without_a_remainder(steps: int, backwards: bool) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (3,), domain=(t,))
+        h = prog.recurrent("h", (3,), domain=(t,))
+        if backwards:
+            h[T] = tp.ones((3,))
+            h[t] = tp.tanh(h[t + 1] * 0.9 + x)
+        else:
+            h[-1] = tp.ones((3,))
+            h[t] = tp.tanh(h[t - 1] * 0.9 + x)
+        prog.output("h", h[0:T])
+        prog.output("twice", 2 * h)
+    same(prog, {T: steps}, parallel(prog, {T: steps}), x=np.linspace(-1, 1, 3 * steps).reshape(steps, 3))
+
+
+def test_what_no_iteration_reads_is_written_once_for_several() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (3,), domain=(t,))
+        h = prog.state("h", np.ones(3), over=t)
+        h.next = tp.tanh(h * 0.9 + x)
+        prog.output("h", h)
+    run = parallel(prog, {T: 128})
+    same(prog, {T: 128}, run, x=np.ones((128, 3)))
+    (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
+    assert unrolled(loop) >= 16
+    # In the loop, and for what comes after it.
+    assert text(run).count("stablehlo.dynamic_update_slice") <= 4
+    assert text(run).count("stablehlo.dynamic_slice") <= 4
+
+
+def test_what_an_iteration_looks_for_far_back_is_written_at_once() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        h = prog.recurrent("h", domain=(t,))
+        h[0] = 1
+        h[t] = 0.5 * h[t - 1] + 0.1 * h[tp.max(t - 7, 0)] + tp.sum(h[0:t]) * 0.01
+        prog.output("h", h[0:T])
+    same(prog, {T: 40}, parallel(prog, {T: 40}))
+
+
+def test_a_loop_in_a_loop() -> None:
+    """A state that goes on where the inner loop of the iteration before has ended."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", (2,), domain=(i, t))
+        start = prog.recurrent("start", (2,), domain=(i,))
+        h = prog.recurrent("h", (2,), domain=(i, t))
+        after = tp.tanh(0.9 * h + x)
+        start[0] = tp.ones((2,))
+        start[i] = after[i - 1, T - 1]
+        h[i, 0] = start
+        h[i, t] = after[i, t - 1]
+        prog.output("last", after[i, T - 1])
+        prog.emit("mean", tp.mean(h[i, 0:T]))
+    bounds = {I: 3, T: 24}
+    x = np.linspace(-1, 1, 3 * 24 * 2).reshape(3, 24, 2)
+    for run in (parallel(prog, bounds), prog.compile(bounds), prog.compile(bounds, backend="numpy")):
+        same(prog, bounds, run, x=x)
+        (store,) = [store for node, store in run.storage.stores.items() if node.op.name == "tanh"]
+        assert max(store.shape) < 24  # only the last steps of each iteration
+
+
+def test_numbers_are_part_of_the_loop_that_reads_them() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        h = prog.state("h", np.ones(3), over=t)
+        h.next = tp.tanh(h / 3.0) + tp.full((3,), 0.25)
+        prog.output("h", h[T - 1])
+    program = text(parallel(prog, {T: 50}))
+    (carried,) = [line for line in program.splitlines() if "stablehlo.while(" in line]
+    assert "tensor<3xf32>" in carried and "tensor<f32>" not in carried
+
+
+def test_the_same_number_in_programs_that_run_in_parts() -> None:
+    """Numbers that are computed with before and in a loop that emits; saved and loaded like all other values."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        scale = tp.constant(3.0)
+        h = prog.state("h", tp.full((3,), 2.0) * scale, over=t)
+        h.next = h / scale
+        prog.emit("h", h)
+        prog.output("last", h[T - 1])
+    run = parallel(prog, {T: 5})
+    assert [float(record.value[0]) for record in run().emits["h"]] == pytest.approx([6 / 3**n for n in range(5)])
