@@ -235,6 +235,7 @@ def test_the_greatest_element_of_a_range_without_a_start() -> None:
         x = prog.input("x", domain=t)
         prog.output("most", tp.max(-tp.exp(x[0 : t + 1]), axis=0))
         prog.output("least", tp.min(tp.floor(4 * x[0 : t + 1]).astype("int32"), axis=0))
+        prog.output("half", tp.max(tp.floor(x[0:t]).astype(tp.bfloat16), axis=0, initial=-2.0))
     check(prog, {T: STEPS}, x=data(STEPS))
 
 

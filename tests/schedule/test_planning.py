@@ -144,6 +144,9 @@ def test_a_plan_with_tiles_of_its_own_gets_no_others() -> None:
     with pytest.raises(tp.errors.BudgetError):
         prog.compile({T: 512}, "numpy", plan=tp.Plan(tiles={"t": 256}), memory=40_000)
     assert prog.compile({T: 512}, "numpy", plan=tp.Plan(tiles={"t": 64}), memory=40_000).plan.tiles == {"t": 64}
+    # What a plan calls a store without a name is called something else in tiles.
+    with pytest.raises(tp.errors.BudgetError):
+        prog.compile({T: 512}, "numpy", plan=tp.Plan({"t": 1}, host=("tanh#1",)), memory=40_000)
 
 
 def test_amounts_of_memory() -> None:

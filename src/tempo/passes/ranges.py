@@ -216,8 +216,8 @@ class _Chain:
             edges = [make(CAST, edge, source=source, dtype=wide) for edge in edges]
         if node.op in (MAX, MIN):
             neutral = dtypes.lowest if node.op is MAX else dtypes.highest
-            if attributes["initial"] is None:  # of tiles without elements
-                attributes["initial"] = scalar(neutral(wide), wide)
+            initial = attributes["initial"]  # or what stands for the extremum of a tile without elements
+            attributes["initial"] = scalar(neutral(wide) if initial is None else initial, wide)
             combined["initial"] = None
         part = make(node.op, *edges, source=source, **attributes).node
         every = Slice(constant(0), self.tile.bound)

@@ -185,14 +185,18 @@ class Planner:
         return best and self.because_of(best, budget)
 
     def because_of(self, found: Planned, budget: int) -> Planned:
+        """A plan with the reason why it has tiles."""
         return replace(found, tiled_because=f"blocks alone do not fit into {show_bytes(budget)}")
 
     @cached_property
     def tilings(self) -> list[Planner]:
         """What plans the program with ranges in smaller and smaller tiles, if there are any to be tiled."""
+        # With tiles, stores without names would be called something else.
+        if self.wanted.tiles or self.wanted.host not in ((), ("*",)):
+            return []
         steps = {d: d.bound.evaluate(self.numbers) for d in self.graph.dims if d.name in self.dims()}
         # Larger tiles are of fewer ranges.
-        if self.wanted.tiles or not tile_ranges(self.graph, dict.fromkeys(steps, 1), self.numbers)[1]:
+        if not tile_ranges(self.graph, dict.fromkeys(steps, 1), self.numbers)[1]:
             return []
         part, found = 1, []
         while part < max(steps.values()):
