@@ -169,6 +169,53 @@ def test_a_weights_gradient_is_one_matrix_product() -> None:
     np.testing.assert_allclose(evaluate(graph, {T: 4}, inputs).dW, expected, rtol=1e-5)
 
 
+def attention_in_training() -> tuple[tp.Program, Any, Any]:
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=3, domain=t)
+        w = prog.state("w", np.eye(3), over=i)
+        h = x @ w
+        weights = tp.softmax(tp.einsum("d,kd->k", h, h[i, 0 : t + 1]))
+        y = tp.einsum("k,kd->d", weights, h[i, 0 : t + 1])
+        w.next = w - 0.1 * tp.grad(tp.square(y - x).sum()[i, 0:T].mean(), w)
+        prog.output("w", w[I])
+    return prog, I, T
+
+
+def test_the_gradient_of_a_range_is_one_contraction_also_in_training() -> None:
+    """An iteration needs the one before, and all steps of it are there: what attention adds to keys and values is a
+    product over all steps, not one for every step of what it adds to all others."""
+    prog, I, T = attention_in_training()
+    graph = resolved(prog)
+    products = [node.attributes["subscripts"] for node in nodes(graph, "einsum")]
+    assert {"ak,ad->kd", "ad,ak->kd"} <= set(products)
+    assert not any(
+        out == "kd" for subscripts in products for out in [subscripts.split("->")[1]] if "a" not in subscripts
+    )
+    inputs = {"x": np.random.default_rng(0).normal(size=(5, 3))}
+    expected = prog.evaluate({I: 2, T: 5}, **inputs).w
+    np.testing.assert_allclose(evaluate(graph, {I: 2, T: 5}, inputs).w, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_later_steps_need_is_not_read_with_them() -> None:
+    """Within an iteration a step's adjoint needs those of the steps behind it, which a contraction over all steps would
+    read with it."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        w = prog.state("w", np.ones(2), over=i)
+        x = prog.recurrent("x", shape=2, domain=(i, t))
+        x[i, 0] = w
+        x[i, t + 1] = tp.tanh(tp.einsum("k,kd->d", tp.softmax(x[i, 0 : t + 1].sum(1)), x[i, 0 : t + 1]))
+        w.next = w - 0.1 * tp.grad(x[i, T].sum(), w)
+        prog.output("w", w[I])
+    expected = prog.evaluate({I: 2, T: 4}).w
+    np.testing.assert_allclose(evaluate(resolved(prog), {I: 2, T: 4}, {}).w, expected, rtol=1e-5)
+    for backend in ("numpy", "jax"):
+        np.testing.assert_allclose(prog.compile({I: 2, T: 4}, backend)().w, expected, rtol=1e-4)
+
+
 def test_a_graph_without_gradients_stays_as_it_is() -> None:
     with tp.Program() as prog:
         t, _ = prog.dim("t")

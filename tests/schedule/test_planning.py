@@ -97,6 +97,58 @@ def test_a_budget_that_cannot_be_kept() -> None:
     assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
 
 
+def features() -> tuple[tp.Program, Any, dict[str, Any]]:
+    """A sum over all steps so far of many numbers for each of them."""
+    with tp.Program("features") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        w = prog.input("w", shape=64)
+        found = tp.tanh(x[0 : t + 1].reshape(t + 1, 1) * w)
+        prog.output("y", tp.einsum("kf,k->f", found, x[0 : t + 1]).sum())
+    return prog, T, {"x": np.linspace(-1, 1, 512), "w": np.linspace(0, 1, 64)}
+
+
+@backends
+def test_where_one_step_does_not_fit_ranges_are_in_tiles(backend: str, tmp_path: Path) -> None:
+    prog, T, data = features()
+    whole = prog.compile({T: 512}, backend, plan=tp.Plan({"t": 1}))
+    assert whole.storage.peak > 512 * 64 * 4
+    run = prog.compile({T: 512}, backend, memory=40_000)
+    assert run.storage.peak <= 40_000
+    if backend == "jax":
+        assert sum(run._machine.memory().values()) <= 40_000
+    assert 1 < run.plan.tiles["t"] < 512
+    steps = run.plan.tiles["t"]
+    assert f"ranges of t: {steps} steps at once (blocks alone do not fit into 39.1 KiB)" in str(run.plan).splitlines()
+    expected = prog.compile({T: 512}, backend, plan=tp.Plan({"t": 64}))(**data).y
+    np.testing.assert_allclose(run(**data).y, expected, rtol=1e-3, atol=1e-3)
+    # The plan is one like any other.
+    run.plan.save(tmp_path / "plan.json")
+    again = prog.compile({T: 512}, backend, plan=tmp_path / "plan.json")
+    assert again.plan == run.plan
+    assert f"ranges of t: {steps} steps at once (the plan wants it)" in str(again.plan).splitlines()
+    np.testing.assert_array_equal(again(**data).y, run(**data).y)
+
+
+def test_the_smallest_plan_has_tiles_where_blocks_are_not_the_smallest() -> None:
+    prog, T, _ = features()
+    smallest = prog.compile({T: 512}, "numpy", plan="smallest")
+    assert smallest.plan.tiles
+    assert smallest.storage.peak < 512 * 4 * 2 + 2000
+    prog, dims = reinforce(8)
+    assert not prog.compile(bounds_of(dims, 250), "numpy", plan="smallest").plan.tiles
+
+
+def test_a_plan_with_tiles_of_its_own_gets_no_others() -> None:
+    prog, T, _ = features()
+    with pytest.raises(tp.errors.BudgetError):
+        prog.compile({T: 512}, "numpy", plan=tp.Plan(tiles={"t": 256}), memory=40_000)
+    assert prog.compile({T: 512}, "numpy", plan=tp.Plan(tiles={"t": 64}), memory=40_000).plan.tiles == {"t": 64}
+    # What a plan calls a store without a name is called something else in tiles.
+    with pytest.raises(tp.errors.BudgetError):
+        prog.compile({T: 512}, "numpy", plan=tp.Plan({"t": 1}, host=("tanh#1",)), memory=40_000)
+
+
 def test_amounts_of_memory() -> None:
     amounts = (1000, "1000", "1KB", "1 KiB", "1.5MiB", "2gb", "8GiB")
     assert [bytes_of(amount) for amount in amounts] == [1000, 1000, 1000, 1024, 3 * 2**19, 2 * 10**9, 2**33]
@@ -144,6 +196,8 @@ def test_plans_are_saved_and_loaded(tmp_path: Path) -> None:
         ({"block": {"t": 2}}, "a plan has no 'block'", "what it may decide: blocks"),
         ({"blocks": {"s": 2}}, "the plan has blocks of s, and program 'ema' has no such dim", "its dims are: t"),
         ({"blocks": {"t": 0}}, "blocks of t = 0: a block is a positive integer", "the number of steps at once"),
+        ({"tiles": {"s": 2}}, "the plan has tiles of s, and program 'ema' has no such dim", "its dims are: t"),
+        ({"tiles": {"t": 2.0}}, "tiles of t = 2.0: a tile is a positive integer", "the number of steps at once"),
     ],
 )
 def test_what_is_no_plan(plan: Any, message: str, hint: str) -> None:

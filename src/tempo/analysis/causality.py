@@ -9,14 +9,15 @@ order, in either direction) could run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tempo.analysis.relations import Read, Relations
-from tempo.graph.node import Graph, Node
+from tempo.graph.node import Edge, Graph, Node, Scatter
 from tempo.graph.traversal import components, producers
-from tempo.symbolic import Dim, conjunction, equal
+from tempo.symbolic import Dim, Expr, Slice, conjunction, equal
 from tempo.symbolic.polyhedral import deltas_sign
 from tempo.symbolic.regions import pinned
 
@@ -141,3 +142,57 @@ def node_circles(graph: Graph) -> list[set[Node]]:
     """The sets of nodes that read each other in circles, whatever the points."""
     following = {node: list(producers(node, graph.cases)) for node in graph.nodes}
     return [c for c in components(following) if len(c) > 1]
+
+
+def remaining_circles(graph: Graph) -> list[set[Node]]:
+    """The sets of nodes that read each other in circles within one step of all dims that are seen to carry circles:
+    those along which every read of a circle looks back by a known number of steps, or every one ahead."""
+    found: list[set[Node]] = []
+    pending = [(circle, _reads_within(graph, circle)) for circle in node_circles(graph)]
+    while pending:
+        circle, reads = pending.pop()
+        rest = next((kept for f in _families(circle) if (kept := _left(reads, f)) is not None), None)
+        if rest is None:
+            found.append(circle)
+            continue
+        following: dict[Node, list[Node]] = {node: [] for node in circle}
+        for consumer, producer, _ in rest:
+            following[consumer].append(producer)
+        for c in components(following):
+            if len(c) > 1:
+                pending.append((c, [r for r in rest if r[0] in c and r[1] in c]))
+    return found
+
+
+_Looked = tuple[Node, Node, Callable[[Dim], Expr | None]]
+"""A consumer, a producer, and by how many steps of a dim the first looks back when it reads the second."""
+
+
+def _reads_within(graph: Graph, circle: set[Node]) -> list[_Looked]:
+    found: list[_Looked] = []
+    for node in circle:
+        edges = [*node.edges, *(case.value for case in graph.cases.get(node, ()))]
+        found += [(node, edge.node, partial(_back, node, edge)) for edge in edges if edge.node in circle]
+        found += [(node, s.node, partial(_added_back, node, s)) for s in node.scatters if s.node in circle]
+    return found
+
+
+def _back(consumer: Node, edge: Edge, family: Dim) -> Expr | None:
+    own, theirs = (next(d for d in node.domain if d.origin is family) for node in (consumer, edge.node))
+    item = edge.index[edge.node.domain.index(theirs)]
+    return None if isinstance(item, Slice) else own + own.start - item - theirs.start
+
+
+def _added_back(consumer: Node, scatter: Scatter, family: Dim) -> Expr | None:
+    own, theirs = (next(d for d in node.domain if d.origin is family) for node in (consumer, scatter.node))
+    item = scatter.index[consumer.domain.index(own)]
+    return None if isinstance(item, Slice) else item + own.start - theirs - theirs.start
+
+
+def _left(reads: Sequence[_Looked], family: Dim) -> list[_Looked] | None:
+    """The reads of a circle that stay at a step of a dim, if the dim carries all others in one direction."""
+    steps = [back(family) for _, _, back in reads]
+    known = [step.constant for step in steps if step is not None and step.is_constant]
+    if len(known) < len(steps) or not any(known) or (min(known) < 0 < max(known)):
+        return None
+    return [r for r, step in zip(reads, known, strict=True) if not step]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from tempo.analysis.causality import node_circles
+from tempo.analysis.causality import node_circles, remaining_circles
 from tempo.graph.build import make, reshaped, scalar, with_domain
 from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, Shape, dims_of, normal_size
 from tempo.graph.structural import ACCUMULATE
@@ -51,15 +51,23 @@ from tempo.temporal import recurrent_node
 def resolve_accumulations(graph: Graph) -> Graph:
     """The graph without accumulations."""
     circle_of = {node: n for n, circle in enumerate(node_circles(graph)) for node in circle}
+    within_step = {node: n for n, circle in enumerate(remaining_circles(graph)) for node in circle}
+
+    def part(node: Node, scatter: Scatter, done: Rebuilt) -> Edge:
+        together, inside = (
+            numbers.get(node, -1) == numbers.get(scatter.node, -2) for numbers in (circle_of, within_step)
+        )
+        if together and not inside:
+            # A training's iterations need those before. Within one, all steps are there when a contraction reads them.
+            whole = _Part(node, scatter, done, together=False)
+            if (value := whole.contraction()) is not None:
+                return whole.finished(value)
+        return _Part(node, scatter, done, together).value()
 
     def change(node: Node, done: Rebuilt) -> Edge | None:
         if node.op is not ACCUMULATE:
             return None
-        parts = [
-            _Part(node, scatter, done, together=circle_of.get(node, -1) == circle_of.get(scatter.node, -2)).value()
-            for whole in node.scatters
-            for scatter in _pieces(whole)
-        ]
+        parts = [part(node, scatter, done) for whole in node.scatters for scatter in _pieces(whole)]
         if not parts:
             return make(FULL, domain=node.domain, source=node.source, shape=node.shape, value=scalar(0, node.dtype))
         return reduce(lambda a, b: make(ADD, a, b, domain=node.domain, source=node.source), parts)
@@ -196,8 +204,10 @@ class _Part:
     def value(self) -> Edge:
         """The part as an edge over the target's domain."""
         value = self.contraction()
-        if value is None:
-            value = self.summed()
+        return self.finished(self.summed() if value is None else value)
+
+    def finished(self, value: Edge) -> Edge:
+        """What was read and summed, at the points that are hit."""
         return self.conditional(self.fitted(value))
 
     def fitted(self, value: Edge) -> Edge:

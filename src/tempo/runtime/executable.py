@@ -22,6 +22,7 @@ from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
+from tempo.passes.ranges import tile_ranges
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
@@ -79,7 +80,9 @@ class Executable:
         if parallel is None:
             parallel = _on_gpu(backend, device)
         goal, wanted = wanted_plan(plan)
-        wanted.sizes(graph)  # what is wrong with it is wrong with what the user wrote
+        # What is wrong with it is wrong with what the user wrote.
+        wanted.sizes(graph)
+        wanted.ranges(graph)
         budget = free_memory(backend, device) if memory is None else bytes_of(memory)
         self._machine: Any = None
         self._parallel = parallel
@@ -121,7 +124,8 @@ class Executable:
         # What is in host memory is named in terms of what is computed again.
         first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
         unrolled = wanted.unrolled(self.source)
-        planner = Planner(graph, self.numbers, first, unrolled, buckets, self.source, rates)
+        graph, tiles = tile_ranges(graph, wanted.ranges(self.source), self.numbers)
+        planner = Planner(graph, self.numbers, first, unrolled, buckets, self.source, rates, tiles)
         return planner.again(wanted) if wanted.recompute else planner
 
     def _untangled(self, wanted: Plan) -> Planner | None:
@@ -142,7 +146,7 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned.schedule, planned.storage, planned.reasons))
+        self.plan = replace(planned.plan, decisions=decisions(planned))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:

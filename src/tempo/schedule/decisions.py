@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.schedule.loops import Schedule
+from tempo.schedule.planning import Planned
 from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
 
@@ -39,10 +40,24 @@ class Placement:
         return f"{_few(self.tensors)}: on the host ({self.reason})"
 
 
-def decisions(schedule: Schedule, storage: Storage, reasons: Mapping[str, str]) -> tuple[Decision | Placement, ...]:
-    """What was decided, with reasons: how much is computed at once, and what is in host memory. For some of these there
-    are ``reasons``; the others are there because a plan says so."""
-    return (*_blocks(schedule), *_placements(storage, reasons))
+@dataclass(frozen=True)
+class Tiles:
+    """How many steps of the ranges of a dim are there at once, and why."""
+
+    dim: str
+    steps: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"ranges of {self.dim}: {self.steps} steps at once ({self.reason})"
+
+
+def decisions(planned: Planned) -> tuple[Decision | Placement | Tiles, ...]:
+    """What was decided, with reasons: how much is computed at once, and what is in host memory. What has no reason of
+    its own is there because a plan says so."""
+    why = planned.tiled_because or "the plan wants it"
+    tiles = (Tiles(name, steps, why) for name, steps in planned.plan.tiles.items())
+    return (*_blocks(planned.schedule), *tiles, *_placements(planned.storage, planned.reasons))
 
 
 def _blocks(schedule: Schedule) -> tuple[Decision, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -87,6 +87,8 @@ class Schedule:
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
     part_of: Mapping[int, int]
     """Of loops that are parts of another one, computed at once, the number of that one."""
+    tiles: frozenset[Dim]
+    """Dims that count the tiles of ranges."""
     tiled: frozenset[int]
     """The numbers of the loops whose steps the plan has put into blocks, of several steps or of one."""
     folds: Mapping[Node, Mapping[Dim, Fold]]
@@ -146,20 +148,28 @@ class Scheduler:
         blocks: Mapping[Dim, int] = MappingProxyType({}),
         unrolled: frozenset[Dim] = frozenset(),
         buckets: Buckets | None = None,
+        tiles: Iterable[Dim] = (),
     ) -> Schedule:
         """Loops. ``blocks`` says of some dims how many steps are computed at once where all of them could be;
         ``unrolled`` dims get a piece of code per step instead of a loop; ``buckets`` say where loops with ranges of
-        varying size are cut."""
+        varying size are cut; of the dims that count ``tiles`` one step is computed at a time, inside of blocks."""
         buckets = buckets or Buckets()
         sizes = {d: b for d, b in blocks.items() if b < d.bound.evaluate(self.numbers)}
+        sizes |= dict.fromkeys(tiles, 1)
         if sizes:
             # What has no order of steps in blocks is computed without them.
             with contextlib.suppress(_TangledError):
-                return _schedule(self, sizes, unrolled, buckets)
+                return _schedule(self, sizes, unrolled, buckets, frozenset(tiles))
         return _schedule(self, {}, unrolled, buckets)
 
 
-def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozenset[Dim], buckets: Buckets) -> Schedule:
+def _schedule(
+    scheduler: Scheduler,
+    sizes: Mapping[Dim, int],
+    unrolled: frozenset[Dim],
+    buckets: Buckets,
+    tiles: frozenset[Dim] = frozenset(),
+) -> Schedule:
     graph, numbers, relations, needed = scheduler.graph, scheduler.numbers, scheduler.relations, scheduler.needed
     shifts: Shifts = {}
     # The steps that reads look back are the same in every schedule, the shifts are not.
@@ -192,6 +202,7 @@ def _schedule(scheduler: Scheduler, sizes: Mapping[Dim, int], unrolled: frozense
         results,
         builder.blocks,
         builder.part_of,
+        tiles,
         frozenset(builder.tiled_loops),
         builder.folds,
         builder.tangled,

@@ -27,7 +27,8 @@ class Plan:
     whose values of all steps are in host memory, from which every block gets its part; "*" for all that can be there.
     These are inputs, and what loops in blocks compute. ``run.explain()`` shows what those without a name are called:
     ``tanh#2``. ``recompute``: whether values that a later loop reads, back-propagation above all, are computed again
-    there where that means that fewer bytes are kept.
+    there where that means that fewer bytes are kept. ``tiles``: by the names of dims, how many steps of a range such as
+    ``0:t + 1`` are there at once where the range is reduced; all of them where nothing is said.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Plan:
     unroll: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     recompute: bool = False
+    tiles: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
@@ -78,14 +80,11 @@ class Plan:
 
     def sizes(self, graph: Graph) -> dict[Dim, int]:
         """The blocks by dim."""
-        dims = _declared(graph)
-        for name, size in self.blocks.items():
-            _check_name(f"blocks of {name}", name, graph)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ProgramError(
-                    f"blocks of {name} = {size!r}: a block is a positive integer", hint="the number of steps at once"
-                )
-        return {dims[name]: size for name, size in self.blocks.items()}
+        return _steps("block", self.blocks, graph)
+
+    def ranges(self, graph: Graph) -> dict[Dim, int]:
+        """The tiles by dim."""
+        return _steps("tile", self.tiles, graph)
 
     def cuts(self, graph: Graph) -> dict[Dim, tuple[int, ...]]:
         """The steps at which buckets begin, by dim."""
@@ -152,6 +151,18 @@ def store_names(graph: Graph) -> dict[Node, str]:
         counts[name] = counts.get(name, 0) + 1
         found[node] = name if node.name and counts[name] == 1 else f"{name}#{counts[name]}"
     return found
+
+
+def _steps(what: str, sizes: Mapping[str, int], graph: Graph) -> dict[Dim, int]:
+    """Numbers of steps by dim."""
+    for name, size in sizes.items():
+        _check_name(f"{what}s of {name}", name, graph)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ProgramError(
+                f"{what}s of {name} = {size!r}: a {what} is a positive integer", hint="the number of steps at once"
+            )
+    dims = _declared(graph)
+    return {dims[name]: size for name, size in sizes.items()}
 
 
 def _declared(graph: Graph) -> dict[str, Dim]:

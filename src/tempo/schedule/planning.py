@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from tempo.errors import BudgetError, ProgramError
 from tempo.graph.node import Graph, Node
+from tempo.passes.ranges import tile_ranges
 from tempo.schedule.buckets import Buckets
 from tempo.schedule.cost import RATES, Rates, seconds
 from tempo.schedule.loops import Schedule, Scheduler
@@ -24,6 +26,9 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 
 # A plan for little memory takes up to this much more than it has to, for larger blocks.
 SLACK = 1.1
+
+# Each tile that is tried is this much smaller than the one before.
+TILE_FACTOR = 4
 
 # What Python takes to start a part of a program, and how many bytes a second go between host and device.
 PART_SECONDS = 1e-3
@@ -40,6 +45,8 @@ class Planned:
     storage: Storage
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why stores are in host memory that the plan that was wanted does not name."""
+    tiled_because: str = ""
+    """Why ranges are in tiles, if the plan that was wanted has none."""
 
 
 Fitting = Callable[[Mapping[str, int], int], Planned | None]
@@ -79,10 +86,12 @@ class Planner:
         buckets: Buckets | None = None,
         source: Graph | None = None,
         rates: Rates = RATES["cpu"],
+        tiles: Mapping[Dim, Dim] = MappingProxyType({}),
     ) -> None:
         """``source`` is the graph as the user wrote it, if passes have made another one of it; ``rates`` are those of
-        the device."""
+        the device; ``tiles`` are dims of the graph that count tiles of ranges, with the dims of the ranges."""
         self.graph = graph
+        self.tiles = tiles
         self.source = source or graph
         self.rates = rates
         self.hosted = wanted.in_host_memory(self.source, graph)
@@ -111,7 +120,7 @@ class Planner:
         """Loops, and stores that are all on the device."""
         key = tuple(sorted(plan.blocks.items()))
         if key not in self.scheduled:
-            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets)
+            schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets, self.tiles)
             self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.numbers)
         return self.scheduled[key]
 
@@ -121,12 +130,14 @@ class Planner:
 
     def smallest(self) -> Planned:
         """As little memory as possible without that of the host, or a tenth more for larger blocks."""
-        least = min(self.fastest(), *map(self.planned, self.single_steps()), key=lambda found: found.storage.peak)
+        planners = [self, *self.tilings[-1:]]
+        steps = [planner.planned(blocks) for planner in planners for blocks in planner.single_steps()]
+        least = min(self.fastest(), *steps, key=lambda found: found.storage.peak)
         return self.within(int(least.storage.peak * SLACK))
 
     def within(self, budget: int) -> Planned:
-        """As much at once as fits into some bytes; if nothing does, with values computed again or stores in host
-        memory, whichever takes less time; if that does not do either, with both."""
+        """As much at once as fits into some bytes; if nothing does, with ranges in tiles, values computed again or
+        stores in host memory, whichever takes less time; if that does not do either, with several of them."""
         fastest = self.fastest()
         if fastest.storage.peak <= budget:
             return fastest
@@ -136,9 +147,12 @@ class Planner:
         alternatives = [self.fitting(budget, self.with_host)]
         if again is not None:
             alternatives.append(again.fitting(budget, again.without_host))
+        alternatives.append(self.in_tiles(budget))
         possible = [found for found in alternatives if found is not None]
         if not possible and again is not None and (both := again.fitting(budget, again.with_host)) is not None:
             possible = [both]
+        if not possible and self.tilings and (found := self.tilings[-1].if_any_fits(budget)) is not None:
+            possible = [self.because_of(found, budget)]
         if possible:
             return min(possible, key=self.seconds)
         smallest = self.least()
@@ -149,6 +163,51 @@ class Planner:
             smallest=smallest.storage.peak,
             hint=f"give memory={smallest.storage.peak}, or smaller bounds",
         )
+
+    def if_any_fits(self, budget: int) -> Planned | None:
+        """``within``, but None if nothing fits."""
+        try:
+            return self.within(budget)
+        except BudgetError:
+            return None
+
+    def in_tiles(self, budget: int) -> Planned | None:
+        """The plan that takes least time of those with ranges in tiles that fit without other measures."""
+        best: Planned | None = None
+        # Where tiles and blocks of one step do not fit, no larger ones will.
+        if not any(p.without_host(p.single_steps()[-1], budget) for p in self.tilings[-1:]):
+            return None
+        for planner in self.tilings:
+            found = planner.fitting(budget, planner.without_host)
+            if found is not None and best is not None and self.seconds(found) >= self.seconds(best):
+                break
+            best = found or best
+        return best and self.because_of(best, budget)
+
+    def because_of(self, found: Planned, budget: int) -> Planned:
+        """A plan with the reason why it has tiles."""
+        return replace(found, tiled_because=f"blocks alone do not fit into {show_bytes(budget)}")
+
+    @cached_property
+    def tilings(self) -> list[Planner]:
+        """What plans the program with ranges in smaller and smaller tiles, if there are any to be tiled."""
+        # With tiles, stores without names would be called something else.
+        if self.wanted.tiles or self.wanted.host not in ((), ("*",)):
+            return []
+        steps = {d: d.bound.evaluate(self.numbers) for d in self.graph.dims if d.name in self.dims()}
+        # Larger tiles are of fewer ranges.
+        if not tile_ranges(self.graph, dict.fromkeys(steps, 1), self.numbers)[1]:
+            return []
+        part, found = 1, []
+        while part < max(steps.values()):
+            part *= TILE_FACTOR
+            sizes = {d: max(count // part, 1) for d, count in steps.items()}
+            graph, tiles = tile_ranges(self.graph, sizes, self.numbers)
+            if tiles:
+                plan = replace(self.wanted, tiles={d.name: sizes[d] for d in dict.fromkeys(tiles.values())})
+                settings = plan, self.unrolled, self.buckets, self.source, self.rates, tiles
+                found.append(Planner(graph, self.numbers, *settings))
+        return found
 
     def fitting(self, budget: int, fits: Fitting) -> Planned | None:
         """The plan with the largest blocks of those that fit."""
@@ -170,11 +229,12 @@ class Planner:
         schedule, storage = self.on_device(replace(self.wanted, blocks=blocks))
         again = worth_recomputing(self.graph, schedule, storage)
         graph = recomputing(self.graph, again) if again else self.graph
-        return Planner(graph, self.numbers, wanted, self.unrolled, self.buckets, self.source, self.rates)
+        return Planner(graph, self.numbers, wanted, self.unrolled, self.buckets, self.source, self.rates, self.tiles)
 
     def least(self) -> Planned:
         """The plan that takes least memory of those that were looked at."""
         others = [] if self.recomputing is None else [*self.recomputing.found.values()]
+        others += [planned for planner in self.tilings for planned in planner.found.values()]
         return min([*self.found.values(), *others], key=lambda planned: planned.storage.peak)
 
     def without_host(self, blocks: Mapping[str, int], budget: int) -> Planned | None:

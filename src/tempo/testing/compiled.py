@@ -110,7 +110,8 @@ def reduced(graph: Graph, numbers: Mapping[Any, int], expected: Result) -> tuple
 
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
-    """Blocks and buckets of some of a program's dims; some others unrolled; some stores, or all, in host memory."""
+    """Blocks, buckets and tiles of some of a program's dims; some others unrolled; some stores, or all, in host
+    memory."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
     unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
@@ -122,7 +123,13 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
     }
     named = dict.fromkeys(node.name for node in graph.nodes if node.name)
     host = ("*",) if choices.boolean() else tuple(name for name in named if choices.boolean())
-    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, recompute=choices.boolean(0.4))
+    again = choices.boolean(0.4)
+    tiles = {
+        d.name: choices.integer(1, (d.bound.evaluate(numbers) + 1) // 2)
+        for d in graph.dims
+        if d.origin is d and choices.boolean(0.8)
+    }
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles)
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

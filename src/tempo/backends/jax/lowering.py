@@ -6,8 +6,10 @@ that are computed at once, with operands that do not vary over a dim left unbatc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +31,7 @@ from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
+from tempo.schedule.skips import shares
 from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
 from tempo.symbolic import Condition, Dim, Expr, Slice
 from tempo.symbolic import index as indices
@@ -154,7 +157,28 @@ class Lowering:
             for inner in tree.body:
                 self.execute(inner, state, {**at, tree.dim: here})
         else:
-            self.iterations(tree, state, at, tree.steps[0], len(tree.steps))
+            self.iterations(tree, state, at, tree.steps[0], self.count(tree, state, at))
+
+    def count(self, tree: Loop, state: State, at: Mapping[Dim, Any]) -> Any:
+        """How many iterations a loop makes: of one over the tiles of a range, up to the last that adds anything."""
+        every = len(tree.steps)
+        found = shares(tree, self.schedule, self.storage)
+        # Where sizes do not change from iteration to iteration of a loop around, all tiles are needed.
+        if not found or not any(d.origin in at for share in found for d in dims_of(share.size.symbols())):
+            return every
+        counts: list[Any] = [1]  # the first one makes the result something, if it is nothing
+        for share in found:
+            block = self.block(share.node, state, {**at, tree.dim: 0})
+            (tile,) = (d for d in share.node.domain if d.origin is tree.dim)
+            here = {**block.bounds.values, **block.at, tile: np.arange(every, dtype=np.int32)}
+            for n, d in enumerate(block.dims, 1):
+                here[d] = block.ranges[d].steps.reshape([-1, *(1,) * n])
+            sizes = evaluate(share.size, here, jnp)
+            filled = jnp.any(sizes > 0, axis=tuple(range(sizes.ndim - 1)))
+            last = every - jnp.argmax(filled[::-1])
+            begins = [fold.begins(*_block_of(at[fold.family])) for fold in share.folds]
+            counts.append(jnp.where(reduce(operator.and_, begins), every, last) if begins else last)
+        return reduce(jnp.maximum, counts).astype(jnp.int32)
 
     def iterations(self, tree: Loop, state: State, at: Mapping[Dim, Any], first: Any, count: Any) -> None:
         """Some iterations of a loop, beginning at the step ``first``: which ones may be known only at run time."""
@@ -467,12 +491,11 @@ class Lowering:
         at, ranges, edges = dict(block.at), dict(block.ranges), node.edges
         begins: Any = True
         for fold in folds:
-            place = block.loops[fold.family]
-            steps = place if isinstance(place, BlockSteps) else BlockSteps(place, 1)
-            at[fold.family] = steps.start
-            ranges[fold.family] = Range(steps.start, 1, fold.base, fold.base + fold.count - 1)
-            edges = fold.at_block(edges, steps.length)
-            begins = begins & fold.begins(steps.start, steps.length)
+            start, length = _block_of(block.loops[fold.family])
+            at[fold.family] = start
+            ranges[fold.family] = Range(start, 1, fold.base, fold.base + fold.count - 1)
+            edges = fold.at_block(edges, length)
+            begins = begins & fold.begins(start, length)
         share = self.apply(node, edges, state, replace(block, at=at, ranges=ranges))
         before = self.read(node.here(), state, block)
         dims = tuple(d for d in block.dims if d in {*share.dims, *before.dims})
@@ -704,6 +727,11 @@ class Lowering:
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
+
+
+def _block_of(place: Any) -> tuple[Any, int]:
+    """The first step of the block that a loop is at, and its length; of one without blocks, its step."""
+    return (place.start, place.length) if isinstance(place, BlockSteps) else (place, 1)
 
 
 def _is_literal(node: Node) -> bool:
