@@ -186,8 +186,9 @@ class Executable:
             self._latest, self._over = None, True
             return self.result(self._machine.run(arrays), ())
         run = self._start(seed, inputs)
-        while run.advance():
-            pass
+        with run.held_back.watched:
+            while run.advance():
+                pass
         if self._latest is run:  # whose stores nobody needs any more
             self._latest, self._over = None, True
         return self.result(run.worker.outputs(), run.pending)
@@ -306,7 +307,7 @@ class Stream:
     def __next__(self) -> Emitted:
         run = self._run
         if not run.pending:
-            with self._bar or contextlib.nullcontext():
+            with self._bar or contextlib.nullcontext(), run.held_back.watched:
                 while not run.pending and run.advance():
                     if self._bar is not None:
                         self._bar.update(run.script.iterations_before(run.position), run.pending)
