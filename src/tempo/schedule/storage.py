@@ -216,6 +216,9 @@ def keeping(
             final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
             if final is None or any(path[:1] in {(number,) for number in parts} for path in theirs):
                 return None
+            # Another iteration of a loop around this one finds the steps of that one there.
+            if any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
+                return None
             finals.append(final)
             continue
         # What is computed in several parts is read in the same part only if it is read wherever it is computed.
@@ -256,8 +259,6 @@ def _last_steps(
 ) -> Keeping | None:
     """A window at the end of which are the steps that are read after a loop, if they are its last ones."""
     if len(own) != 1 or any(number in schedule.blocks for path in own for number in path):
-        return None
-    if any(_varies(node, f) for place in schedule.places[node] for f in _outside(place, dim.origin)):
         return None
     ((number, *_),) = own
     first, stop = schedule.steps(node, dim)
