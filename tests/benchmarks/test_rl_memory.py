@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", ["reinforce 8", "reinforce all", "ppo 128"])
 def test_a_budget(case: str) -> None:
     found = subprocess.run(
@@ -23,7 +24,7 @@ def test_a_budget(case: str) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=280,
+        timeout=900,
     )
     assert found.returncode == 0, found.stderr
     records = {r["system"]: r for r in map(json.loads, found.stdout.splitlines())}
