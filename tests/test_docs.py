@@ -88,7 +88,7 @@ def check_value(value: Any, written: str, where: str) -> None:
 def normal(text: str) -> str:
     """Text without what differs from run to run: the numbers in made-up names, and where a line stands."""
     seen: dict[str, int] = {}
-    text = re.sub(r"(?<=[a-z]_)\d+\b", lambda m: str(seen.setdefault(m[0], len(seen))), text)
+    text = re.sub(r"(?<=[a-z][_'])\d+\b", lambda m: str(seen.setdefault(m[0], len(seen))), text)
     return re.sub(r"[\w./-]+\.(py|md):\d+: ", "FILE: ", text).strip()
 
 

@@ -147,13 +147,19 @@ def node_circles(graph: Graph) -> list[set[Node]]:
 def remaining_circles(graph: Graph) -> list[set[Node]]:
     """The sets of nodes that read each other in circles within one step of all dims that are seen to carry circles:
     those along which every read of a circle looks back by a known number of steps, or every one ahead."""
-    found: list[set[Node]] = []
+    return [circle for circle, carried in nested_circles(graph) if not carried]
+
+
+def nested_circles(graph: Graph) -> list[tuple[set[Node], bool]]:
+    """The sets of nodes that read each other in circles, those within one step of a dim that carries one after it; and
+    whether a dim is seen to carry them."""
+    found: list[tuple[set[Node], bool]] = []
     pending = [(circle, _reads_within(graph, circle)) for circle in node_circles(graph)]
     while pending:
         circle, reads = pending.pop()
         rest = next((kept for f in _families(circle) if (kept := _left(reads, f)) is not None), None)
+        found.append((circle, rest is not None))
         if rest is None:
-            found.append(circle)
             continue
         following: dict[Node, list[Node]] = {node: [] for node in circle}
         for consumer, producer, _ in rest:

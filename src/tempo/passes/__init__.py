@@ -11,6 +11,7 @@ from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.attention import fuse_attention
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
+from tempo.passes.rows import hand_rows_on
 from tempo.passes.simplify import simplify
 from tempo.passes.skew import skew
 from tempo.passes.views import split_views
@@ -20,6 +21,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
     ("simplify", simplify),
     ("split pinned", split_pinned),
+    ("hand rows on", hand_rows_on),
     ("skew", skew),
     ("split views", split_views),
 )

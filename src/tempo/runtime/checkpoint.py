@@ -95,7 +95,9 @@ class Checkpoints:
     def save(self, path: PathLike, run: Run) -> None:
         """Write a run as it is now."""
         tensors: dict[str, Array] = {}
-        for key, value in run.worker.kept(run.script.needed(run.position)).items():
+        with run.held_back:  # a backend may still have something to compute
+            kept = run.worker.kept(run.script.needed(run.position))
+        for key, value in kept.items():
             if isinstance(key, Bound):
                 tensors[f"bound {key.name}"] = np.asarray(value)
             elif isinstance(key, Hosted):

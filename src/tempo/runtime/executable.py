@@ -29,7 +29,7 @@ from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.cost import RATES
 from tempo.schedule.decisions import decisions
 from tempo.schedule.loops import ScheduleError
-from tempo.schedule.looptree import show
+from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
 from tempo.schedule.script import Script
@@ -193,8 +193,9 @@ class Executable:
             self._latest, self._over = None, True
             return self.result(self._machine.run(arrays), ())
         run = self._start(seed, inputs)
-        while run.advance():
-            pass
+        with run.held_back.watched:
+            while run.advance():
+                pass
         if self._latest is run:  # whose stores nobody needs any more
             self._latest, self._over = None, True
         return self.result(run.worker.outputs(), run.pending)
@@ -277,13 +278,22 @@ class Executable:
     def timed(self, phase: str) -> _Timer:
         return _Timer(self.seconds, phase)
 
+    def loop_tree(self, *names: str) -> str:
+        """The loops and what is computed in them, as text; with ``names``, of tensors or of operations such as
+        ``"einsum"``, nothing but those."""
+        trees = self.schedule.trees
+        if names:
+            named = {c.node for c in computes(trees) if c.node.name in names or c.node.op.name in names}
+            trees = tuple(only(named, trees))
+        return show(trees)
+
     def explain(self) -> str:
         """How the program was compiled, as text: graphs, loop tree, stores, XLA programs, time by phase."""
         sections = [
             ("program", str(self.source)),
             ("after simplification", str(self.graph)),
             ("plan", str(self.plan)),
-            ("loop tree", show(self.schedule.trees)),
+            ("loop tree", self.loop_tree()),
             ("stores", str(self.storage)),
         ]
         if self._machine is not None:
@@ -313,7 +323,7 @@ class Stream:
     def __next__(self) -> Emitted:
         run = self._run
         if not run.pending:
-            with self._bar or contextlib.nullcontext():
+            with self._bar or contextlib.nullcontext(), run.held_back.watched:
                 while not run.pending and run.advance():
                     if self._bar is not None:
                         self._bar.update(run.script.iterations_before(run.position), run.pending)

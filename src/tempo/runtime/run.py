@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tempo.errors import TempoError
 from tempo.given import Record
 from tempo.graph.node import Node
-from tempo.runtime.interrupts import held_back
+from tempo.runtime.interrupts import HeldBack
 from tempo.schedule.looptree import BlockSteps, Loop
 from tempo.schedule.script import END, START, Call, Chunks, Each, Item, Part, Position, Script
 from tempo.symbolic import Dim
@@ -63,6 +63,7 @@ class Run:
         self.pending = deque(pending)
         self.broken = False
         self.counts: dict[Chunks, int] = {}
+        self.held_back = HeldBack()
 
     def advance(self) -> bool:
         """Do what is next. False if there is nothing left to do."""
@@ -76,7 +77,7 @@ class Run:
         if self._calls_host(self.script.items, self.position):
             self._proceed()  # whoever presses Ctrl-C wants to stop the host function
             return True
-        with held_back():
+        with self.held_back:
             self.broken = True
             self._proceed()
             self.broken = False

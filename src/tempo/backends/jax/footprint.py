@@ -71,7 +71,7 @@ class Footprint:
             lowered = part.function.lower(*given)
             part.programs[key[1]] = lowered.compile()
             self.traced[key] = lowered.out_info
-        written, _, values = self.traced[key]
+        written, _, values, _ = self.traced[key]
         analysis = part.programs[key[1]].memory_analysis()
         new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
         # The slices of the next block are sent while this one is computed.

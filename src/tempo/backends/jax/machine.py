@@ -47,6 +47,9 @@ class JaxMachine:
         parallel: bool,
     ) -> None:
         use_disk_cache()
+        self.calls = any(node.op is HOST for node in graph.nodes)
+        if self.calls:
+            _compute_at_once()
         self.graph = graph
         self.device = _device(device)
         self.wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
@@ -60,7 +63,6 @@ class JaxMachine:
         self.lowering = Lowering(graph, schedule, storage, numbers, parallel)
         hosted = [node for node, store in storage.stores.items() if store.host]
         self.offloaded = {node.attributes["input"] for node in hosted if node.op is INPUT}
-        self.calls = any(node.op is HOST for node in graph.nodes)
         self.whole = not (graph.emits or hosted or self.calls)
         with self.settings():
             self.parts = Parts(self.lowering, script)
@@ -175,6 +177,14 @@ def _device(name: str | None) -> Any:
             f"there is no device '{name}' here: {error}",
             hint=f"this machine has: {', '.join(sorted({d.platform for d in jax.devices()}))}",
         ) from None
+
+
+def _compute_at_once() -> None:
+    """Let a CPU compute in the thread that starts an XLA program. Handing it to another one and waiting for that takes
+    45 us, more than a small policy does: between host calls there is nothing else to do in the meantime. JAX heeds
+    this if it has not been used before."""
+    settings: Any = jax.config
+    settings.update("jax_cpu_enable_async_dispatch", False)
 
 
 def use_disk_cache() -> None:

@@ -4,7 +4,11 @@ Every part of a script that is done in one go is an XLA program, given the store
 writes, in place. It also gives back what it emits: an emitted node gets a store with room for all of its values in that
 part, out of which records are made.
 
-Of stores in host memory a part is given slices, and what it computes for them it gives back.
+Of stores in host memory a part is given slices, and what it computes for them it gives back. What it computes for a
+host call right after it, it gives back as well.
+
+The last part of a loop's body and the first one of the next iteration are one XLA program, if nothing is handed out in
+between: with an environment in Python, every step starts one program.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax import apart
+from tempo.backends.jax.host_calls import HostCalls
 from tempo.backends.jax.host_stores import HostStores
+from tempo.backends.jax.joints import Joint, join
 from tempo.backends.jax.lowering import Lowering, State
 from tempo.backends.jax.padded import jx, outline
 from tempo.given import Record, call_host, resolve
@@ -44,7 +50,7 @@ Fill = Callable[[State], State]
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class CompiledPart:
     """An XLA program for a part of a script: what it reads and writes, and where it puts what it emits."""
 
     reads: tuple[Any, ...]
@@ -58,6 +64,8 @@ class _Compiled:
     """What it reads of stores in host memory."""
     offloaded: tuple[Node, ...]
     """What it computes for stores in host memory."""
+    execute: Callable[[State, Any, Any, Any], tuple[State, State, tuple[Array, ...]]]
+    """Makes a state what it is afterwards, while tracing; what is emitted, offloaded, and given to a host call."""
     function: Any
     programs: dict[Any, Any] = field(default_factory=dict)
     """What was compiled of it before it ran, by the shapes that it is given."""
@@ -77,7 +85,7 @@ class Parts:
         self.local = lowering.storage.local
         self.emitted = {edge.node: name for name, edge in self.graph.emits.items()}
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
-        self.compiled: dict[Part | Chunks, _Compiled] = {}
+        self.compiled: dict[Part | Chunks, CompiledPart] = {}
         self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
         self.finish = jax.jit(self._finish)
         self.readers = _readers(self.graph)
@@ -85,10 +93,12 @@ class Parts:
             # Others are given what is in host memory.
             self.readers[node] = {r for r in self.readers.get(node, ()) if is_within(r, home, lowering.schedule)}
         self.script = script
+        self.joints: dict[Part | Chunks, Joint | None] = {}
         self.homes: dict[Node, set[Item]] = {}
         for item in script.leaves():
             for statement in computes(item.trees):
                 self.homes.setdefault(statement.node, set()).add(item)
+        self.calls = HostCalls(lowering, script, self.readers, self.homes)
         self.results = {edge.node for edge in self.graph.outputs.values()}
         # Outputs that are handed out of host memory as they are.
         self.direct = {
@@ -139,7 +149,7 @@ class Parts:
         missing = fill({key: self.initial(key, None) for key in keys - state.keys()})
         return {key: missing[key] if key in missing else state[key] for key in keys}
 
-    def __getitem__(self, item: Part | Chunks) -> _Compiled:
+    def __getitem__(self, item: Part | Chunks) -> CompiledPart:
         if item not in self.compiled:
             self.compiled[item] = self.compile(item)
         return self.compiled[item]
@@ -156,10 +166,12 @@ class Parts:
             return apart.count(store) * (outline(apart.part_of(store).shape, key.dtype),)
         return outline(shape or store.shape, key.dtype)
 
-    def given(self, part: _Compiled, state: State, fill: Fill, fit: Any) -> tuple[State, State]:
+    def given(self, part: CompiledPart | Joint, state: State, fill: Fill, fit: Any) -> tuple[State, State]:
         """What a part is given, out of a state: stores that it reads, and those that it writes into, which are no
         longer there, with room for what it adds."""
-        state |= fill({key: self.initial(key, part.rooms.get(key)) for key in part.reads if key not in state})
+        missing = [key for key in part.reads if key not in state]
+        if missing:
+            state |= fill({key: self.initial(key, part.rooms.get(key)) for key in missing})
         for key in part.reads:
             if key in part.rooms and state[key].shape != part.rooms[key]:
                 state[key] = fit(state[key], part.rooms[key])
@@ -170,7 +182,8 @@ class Parts:
     def over(self) -> dict[Item, tuple[Any, ...]]:
         """What is needed no more after each part of the script: what it reads or writes, but nothing after it."""
         found: dict[Item, tuple[Any, ...]] = {}
-        self._over(self.script.items, {*self.results, *self.lowering.schedule.open} - self.local.keys(), found)
+        later = {*self.results, *self.lowering.schedule.open} - self.local.keys()
+        self._over(self.script.items, later, found)
         return found
 
     def _over(self, items: Sequence[Item], later: set[Any], found: dict[Item, tuple[Any, ...]]) -> set[Any]:
@@ -199,7 +212,7 @@ class Parts:
                 found |= {*producers(item.node, self.graph.cases)} if isinstance(item, Call) else {*self[item].reads}
         return found
 
-    def compile(self, item: Part | Chunks) -> _Compiled:
+    def compile(self, item: Part | Chunks) -> CompiledPart:
         literals = self.lowering.literals
         inside = [n for n in dict.fromkeys(c.node for c in computes(item.trees)) if n.op is not INPUT]
         inside = [n for n in inside if n not in literals]
@@ -210,7 +223,9 @@ class Parts:
         lowering = copy.copy(self.lowering)
         lowering.storage = Storage({**self.stores, **gathered, **self.local})
         carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n)]
-        read = [p for n in inside for p in producers(n, self.graph.cases)]
+        call = self.calls.after.get(item)
+        readers = inside if call is None else [*inside, call.node]
+        read = [p for n in readers for p in producers(n, self.graph.cases)]
         present = computed | literals
         outside = [p for p in read if p.op is HOST or (p not in present and p in self.stores)]
         stops = [self.lowering.stopping[n].bound for n in inside if n in self.lowering.stopping]
@@ -230,9 +245,7 @@ class Parts:
         blocks = {loop.dim: loop.block for loop in item.outer}
         known = _known({loop.dim: loop for loop in item.outer})
 
-        @functools.partial(jax.jit, donate_argnums=1)
-        def function(kept: Any, changed: Any, at: Any, chunk: Any, firsts: Any) -> Any:
-            state = self.by_key({**kept, **changed})
+        def execute(state: State, at: Any, chunk: Any, firsts: Any) -> tuple[State, State, tuple[Array, ...]]:
             given = {n: sliced(self.stores[n], cut, firsts[n.number]) for n, cut in cuts.items()}
             inner = copy.copy(lowering)
             inner.storage = Storage({**lowering.storage.stores, **given})
@@ -244,13 +257,25 @@ class Parts:
                     inner.execute(tree, state, here)
             values = {node: inner.at_step(node, state, here) for node in offloaded}
             emits = {node: state[node] for node in emitted}
-            return keyed({key: state[key] for key in writes}), keyed(emits), keyed(values)
+            return emits, values, call.arrays(state, here) if call is not None else ()
+
+        @functools.partial(jax.jit, donate_argnums=1)
+        def function(kept: Any, changed: Any, at: Any, chunk: Any, firsts: Any) -> Any:
+            state = self.by_key({**kept, **changed})
+            emits, values, arguments = execute(state, at, chunk, firsts)
+            return keyed({key: state[key] for key in writes}), keyed(emits), keyed(values), arguments
 
         loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
         whole = [node for node in carried if not apart.unrolled(self.stores[node])]
         rooms = {node: lowering.room(node, loops) for node in whole}
         emits = tuple(only(emitted, item.trees))
-        return _Compiled(reads, writes, emits, gathered, rooms, cuts, offloaded, function)
+        return CompiledPart(reads, writes, emits, gathered, rooms, cuts, offloaded, execute, function)
+
+    def joint(self, last: Part) -> Joint | None:
+        """The last part of a loop's body with the first one, if they can be one program."""
+        if last not in self.joints:
+            self.joints[last] = join(self, last)
+        return self.joints[last]
 
     def is_shared(self, node: Node) -> bool:
         """Whether several parts write arrays of a node's store, which has one for each step of an unrolled dim."""
@@ -284,6 +309,10 @@ class JaxWorker:
         self.parts = machine.parts
         self.lowering = machine.lowering
         self.host = HostStores(machine, inputs)
+        self.arguments: tuple[Node, tuple[Array, ...]] | None = None
+        """What the part right before a host call has computed for it."""
+        self.deferred: tuple[Joint, At] | None = None
+        """The last part of an iteration, if it is still to be computed, together with the first one of the next."""
         with machine.settings():
             self.state: State = self.parts.by_key(self.parts.load(machine.put(inputs)))
             for key, value in (kept or {}).items():
@@ -293,9 +322,41 @@ class JaxWorker:
                     self.state[key] = jax.device_put(value, machine.device)
 
     def part(self, item: Part, at: At) -> list[tuple[str, Record]]:
-        compiled = self.parts[item]
         with self.machine.settings():
+            if self.deferred is not None:  # the last part of the iteration before, and this one is the first
+                self.run_both(*self.deferred, at)
+                return []
+            joint = self.parts.joint(item)
+            if joint is not None and not joint.is_last(at):
+                self.deferred = joint, at
+                return []
+            compiled = self.parts[item]
             return list(self.records(compiled, compiled.emits, self.run(item, compiled, at, None), at))
+
+    def catch_up(self) -> None:
+        """Compute what is still to be computed, without what comes next."""
+        if self.deferred is not None:
+            joint, at = self.deferred
+            self.deferred = None
+            with self.machine.settings():
+                self.run(joint.last, self.parts[joint.last], at, None)
+
+    def run_both(self, joint: Joint, there: At, at: At) -> None:
+        """Run the last part of a loop's body, and the first one of the next iteration."""
+        self.deferred = None
+        kept, changed = self.parts.given(joint, self.state, zeros, jx.fit)
+        values = [kept[key] for key in joint.kept], [changed[key] for key in joint.changed]
+        steps = np.array([_numbers(there), _numbers(at)], np.int32)
+        written, arguments = joint.function(*values, steps)
+        self.state.update(zip(joint.writes, written, strict=True))
+        for key in joint.over:
+            self.state.pop(key, None)
+        self.hand_on(joint.first, arguments)
+
+    def hand_on(self, item: Item, arguments: tuple[Array, ...]) -> None:
+        """Note what a part has computed for the call after it."""
+        call = self.parts.calls.after.get(item)
+        self.arguments = None if call is None else (call.node, arguments)
 
     def chunk(self, item: Chunks, at: At, steps: range) -> list[tuple[str, Record]]:
         compiled = self.parts[item]
@@ -307,16 +368,17 @@ class JaxWorker:
             made = [tree.cut(steps) for tree in compiled.emits if isinstance(tree, Loop)]
             return list(self.records(compiled, made, emitted, at))
 
-    def run(self, item: Part | Chunks, compiled: _Compiled, at: At, chunk: Any) -> State:
+    def run(self, item: Part | Chunks, compiled: CompiledPart, at: At, chunk: Any) -> State:
         """Run an XLA program; what it emits."""
         state = self.state
         kept, changed = self.parts.given(compiled, state, zeros, jx.fit)
-        steps = {d: np.int32(here.start if isinstance(here, BlockSteps) else here) for d, here in at.items()}
+        steps = dict(zip(at, map(np.int32, _numbers(at)), strict=True))
         cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
         kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
         firsts = keyed({cut.node: keyed(cut.firsts) for cut in cuts})
-        written, emitted, blocks = compiled(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
+        written, emitted, blocks, arguments = compiled(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
         state.update(self.parts.by_key(written))
+        self.hand_on(item, arguments)
         for key in self.parts.over[item]:
             state.pop(key, None)
         # While the device computes, it is sent what it needs next, and what it has computed before is fetched.
@@ -327,7 +389,7 @@ class JaxWorker:
         return self.parts.by_key(emitted)
 
     def records(
-        self, compiled: _Compiled, trees: Sequence[Tree], emitted: State, at: At
+        self, compiled: CompiledPart, trees: Sequence[Tree], emitted: State, at: At
     ) -> Iterator[tuple[str, Record]]:
         """What was emitted, in the order in which the program came to it."""
         if trees:
@@ -341,36 +403,35 @@ class JaxWorker:
         return {**self.lowering.numbers, **{bound: int(number) for bound, number in made.items()}}
 
     def last_step(self, stop: Node) -> int:
+        self.catch_up()
         return self.numbers()[self.lowering.stopping[stop].bound] + self.lowering.schedule.beyond[stop]
 
     def call(self, node: Node, at: At) -> None:
         """A host call, for all points of its batch."""
+        call = self.parts.calls[node]
+        own = {d: self.lowering.schedule.own_step(node, d, at[d.origin]) for d in node.domain if d.origin in at}
+        sequence = node.attributes["sequence"]
+        point = tuple([int(own[d]) for d in sequence])
+        numbers = self.lowering.numbers if call.sizes is not None else self.numbers()
+        if any(p >= d.bound.evaluate(numbers) for d, p in zip(sequence, point, strict=True)):
+            return  # a loop goes on after its dim has stopped
+        given, self.arguments = self.arguments, None
+        if given is not None and given[0] is node:
+            arrays = given[1]
+        else:
+            with self.machine.settings():
+                arrays = call.computed(self.state, at)
+        if call.sizes is not None:
+            results = call_host(node, [np.asarray(array) for array in arrays], call.sizes, point, numbers)
+        else:
+            arguments = call.cut(arrays, {**numbers, **own})
+            results = call_host(node, arguments, call.sizes_of(numbers), point, numbers)
+        self.state[node] = results if self.parts.calls.is_passed_on[node] else self.put(results)
+
+    def put(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         with self.machine.settings():
-            block = self.lowering.block(node, self.state, at)
-            batch = node.attributes["batch"]
-            numbers = self.numbers()
-            point = tuple(int(block.at[d]) for d in node.attributes["sequence"])
-            if any(p >= d.bound.evaluate(numbers) for d, p in zip(node.attributes["sequence"], point, strict=True)):
-                return  # a loop goes on after its dim has stopped
-            sizes = tuple(d.bound.evaluate(numbers) for d in batch)
-            arguments = []
-            for edge in node.edges:
-                value = self.lowering.read(edge, self.state, block)
-                # The batch dims in the order in which they were declared for the call.
-                # (A dim of one step may have no axis: it is then the same for all of them.)
-                order = [value.dims.index(d) for d in batch if d in value.dims]
-                rest = range(len(order), value.array.ndim)
-                whole = np.asarray(jnp.transpose(value.array, (*order, *rest)))
-                here = {**numbers, **{d: int(step) for d, step in block.at.items()}}
-                parts = [n for d, n in zip(batch, sizes, strict=True) if d in value.dims]
-                inner = tuple(slice(0, n) for n in (*parts, *resolve(edge.shape, here)))
-                argument = np.asarray(whole[inner])
-                for axis, d in enumerate(d for d in batch if d in edge.domain):
-                    if d not in value.dims:
-                        argument = np.repeat(np.expand_dims(argument, axis), d.bound.evaluate(numbers), axis)
-                arguments.append(argument)
-            results = call_host(node, arguments, sizes, point, numbers)
-            self.state[node] = tuple(map(self.machine.on_device, results))
+            found: tuple[Array, ...] = jax.device_put(arrays, self.machine.device)
+            return found
 
     def outputs(self) -> dict[str, Array]:
         with self.machine.settings():
@@ -384,6 +445,7 @@ class JaxWorker:
             return self.machine.cut({name: outputs[name] for name in edges}, made)
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
+        self.catch_up()
         self.host.fetch()
         on_device = {
             key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
@@ -437,6 +499,11 @@ class _Emission:
                 value = value[tuple(slice(0, size) for size in resolve(self.node.shape, known))]
             named = {d.name: step for (d, *_), step in zip(self.dims, point, strict=True)}
             yield self.name, Record(named, np.array(value))
+
+
+def _numbers(at: At) -> list[int]:
+    """The steps, or first steps of blocks, that loops are at."""
+    return [here.start if isinstance(here, BlockSteps) else here for here in at.values()]
 
 
 def _handed_out(trees: Sequence[Tree], emissions: Mapping[Node, _Emission], at: At) -> Iterator[tuple[str, Record]]:

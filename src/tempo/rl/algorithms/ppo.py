@@ -107,27 +107,34 @@ def ppo(
         chosen = order.space[m * size : (m + 1) * size]
 
         def minibatch(x: Tensor) -> Tensor:
+            # One minibatch has all steps, and no order changes what is learned from it. Step by step it can be learned
+            # from in blocks, and what was seen need not be on the device as a whole.
+            if minibatches == 1:
+                return tp.stop_gradient(x)
             together = x[i, 0:count, 0:steps]
             flat = together.reshape((count * steps, *together.shape[2:]))
-            # One minibatch has all steps, and no order changes what is learned from it.
-            return tp.stop_gradient(flat if minibatches == 1 else flat.take(chosen, axis=0))
+            return tp.stop_gradient(flat.take(chosen, axis=0))
+
+        def whole(x: Tensor) -> Tensor:
+            """Something for every step of a minibatch, as one array."""
+            return x[tuple(slice(0, d.bound) if d in (b, t) else d for d in x.domain)]
 
         seen, done = minibatch(observed), minibatch(action)
         A, v_before = minibatch(advantage), minibatch(value)
         G = A + v_before
         if normalise:
-            A = (A - tp.mean(A)) / (tp.std(A) + 1e-8)
+            A = (A - tp.mean(whole(A))) / (tp.std(whole(A)) + 1e-8)
 
         # Learning
         q = net.policy(seen)
         ratio = tp.exp(q.log_prob(done) - minibatch(p.log_prob(action)))
-        policy_loss = -tp.mean(tp.minimum(ratio * A, tp.clip(ratio, 1 - clip, 1 + clip) * A))
+        policy_loss = -tp.mean(whole(tp.minimum(ratio * A, tp.clip(ratio, 1 - clip, 1 + clip) * A)))
         v = net.critic(seen)
         error = tp.square(v - G)
         if clip_value:
             error = tp.maximum(error, tp.square(v_before + tp.clip(v - v_before, -clip, clip) - G))
-        value_loss = 0.5 * tp.mean(error)
-        loss = policy_loss + value_weight * value_loss - entropy_weight * tp.mean(q.entropy())
+        value_loss = 0.5 * tp.mean(whole(error))
+        loss = policy_loss + value_weight * value_loss - entropy_weight * tp.mean(whole(q.entropy()))
         gradients = optim.clip_by_global_norm(tp.grad(loss, learner.parameters), most_norm)
         left = 1 - i.value.astype(tp.float32) / iterations if anneal else 1.0
         learner.update(optim.Adam(rate * left, epsilon=1e-5), gradients)
