@@ -208,3 +208,23 @@ def test_a_part_that_only_hands_an_input_on() -> None:
         x = prog.input("x", domain=t)
         prog.output("y", tp.host(lambda x: 2 * x, x, out=tp.spec(()), batch=t) + 1)
     assert prog.compile({T: 3})(x=[1, 2, 3]).y.tolist() == [3, 5, 7]
+
+
+def test_a_call_whose_results_nobody_needs() -> None:
+    """It is made all the same; there is no part that reads them."""
+    calls: list[int] = []
+
+    def noted(s: Any) -> Any:
+        calls.append(len(s))
+        return s.astype(np.float32)
+
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        h = tp.host(noted, s.value, out=tp.spec(()), batch=s)
+        y = prog.recurrent("y", domain=t)
+        y[0] = 0.5
+        y[T - 1] = h[0]
+        prog.output("y", y)
+    assert prog.compile({T: 1, S: 2})().y.tolist() == [0.5]
+    assert calls == [2]

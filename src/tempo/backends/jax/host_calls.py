@@ -102,7 +102,7 @@ class HostCalls:
                 if isinstance(first, Call) and isinstance(second, Part):
                     before[first.node] = second
         self.is_passed_on = {
-            node: {home for reader in readers.get(node, ()) for home in homes[reader]} == {before.get(node)}
+            node: {home for reader in readers.get(node, ()) for home in homes.get(reader, ())} == {before.get(node)}
             for node in self.calls
         }
         """Whether what a call returns is read by the part right after it only."""
