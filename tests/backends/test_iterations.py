@@ -119,3 +119,15 @@ def test_the_same_number_in_programs_that_run_in_parts() -> None:
         prog.output("last", h[T - 1])
     run = parallel(prog, {T: 5})
     assert [float(record.value[0]) for record in run().emits["h"]] == pytest.approx([6 / 3**n for n in range(5)])
+
+
+def test_blocks_that_are_made_one() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (3,), domain=(t,))
+        h = prog.state("h", np.ones(3), over=t)
+        h.next = tp.tanh(h * 0.9 + x)
+        prog.output("mean", tp.mean(tp.exp(h[0:T]) * x[0:T]))
+        prog.output("g", tp.grad(tp.mean(tp.exp(h[0:T]) * x[0:T]), x))
+    plan = tp.Plan({"t": 2})
+    same(prog, {T: 12}, parallel(prog, {T: 12}, plan), x=np.linspace(-1, 1, 36).reshape(12, 3))

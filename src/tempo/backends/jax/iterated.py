@@ -75,6 +75,8 @@ class Iterated:
 
     def read_together(self, tree: Loop, stores: Stores) -> list[Node]:
         """What is computed elsewhere, and read by every iteration of a loop at its own step."""
+        if tree.block or tree.inner:
+            return []
         inside = {c.node for c in computes(tree.body)}
         found: dict[Node, None] = {}
         for statement in computes(tree.body):
@@ -88,7 +90,7 @@ class Iterated:
                     continue
                 first, last = (self.schedule.own_step(node, own, step) for step in (tree.start, tree.stop - 1))
                 start, stop = self.schedule.steps(node, own)
-                covered = not tree.inner and start <= first and last < stop
+                covered = start <= first and last < stop
                 if covered and isinstance(store.dims[own], Steps) and self.is_own_step(edge, own, reader):
                     found[node] = None
         return list(found)
