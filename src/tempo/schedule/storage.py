@@ -220,9 +220,6 @@ def keeping(
             final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
             if final is None:
                 return None
-            # Another iteration of a loop around this one finds the steps of that one there.
-            if any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
-                return None
             finals.append(final)
             continue
         # What is computed in several parts is read in the same part only if it is read wherever it is computed.
