@@ -80,14 +80,13 @@ def test_a_loop_in_a_loop() -> None:
         i, I = prog.dim("i")
         t, T = prog.dim("t")
         x = prog.input("x", (2,), domain=(i, t))
-        start = prog.recurrent("start", (2,), domain=(i,))
+        start = prog.state("start", np.ones(2), over=i)
         h = prog.recurrent("h", (2,), domain=(i, t))
         after = tp.tanh(0.9 * h + x)
-        start[0] = tp.ones((2,))
-        start[i] = after[i - 1, T - 1]
+        start.next = after[i, T - 1]
         h[i, 0] = start
         h[i, t] = after[i, t - 1]
-        prog.output("last", after[i, T - 1])
+        prog.output("last", start[I])
         prog.emit("mean", tp.mean(h[i, 0:T]))
     bounds = {I: 3, T: 24}
     x = np.linspace(-1, 1, 3 * 24 * 2).reshape(3, 24, 2)
