@@ -455,3 +455,29 @@ def test_a_budget_that_cannot_be_kept_even_with_stores_on_the_host() -> None:
     )
     assert prog.compile(bounds, "numpy", memory=smallest).storage.peak <= smallest
     assert smallest < prog.compile(bounds, "numpy", plan="smallest").storage.peak / 8
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_blocks_within_blocks_of_another_dim(backend: str) -> None:
+    """Of what is sent to the host by the inner blocks, the device has a block of the outer dim, too (random program 11
+    of seed 901)."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,), dtype="int32")
+        z = prog.input("z", (3, 2), domain=(t,))
+        w = prog.state("w", tp.tanh(tp.sum(z[1:3], axis=0)), over=t, domain=(t,))
+        far = w - tp.broadcast_to(x, (3, 2)).astype("float32")
+        loss = tp.sum(far * far)
+        w.next = w - 0.1 * tp.tanh(tp.grad(loss, w))
+        v = prog.state("v", tp.ones((3, 2), "float64"), over=t, domain=(t,))
+        above = tp.maximum(x[0].astype("float64"), tp.broadcast_to(loss, (2,)).astype("float64"))
+        second = tp.sum((v - above) * (v - above))
+        v.next = v - 0.1 * tp.tanh(tp.grad(second, v))
+        total = second + tp.sum(v[tp.max(t - 3, 0)], axis=0).space[0]
+        prog.output("g", tp.grad(total, z))
+        prog.emit("loss", loss)
+    (inner,) = (d.name for d in prog.graph.dims if d.name == "t'3")
+    plan = tp.Plan({"t": 2, inner: 2}, host=("*",))
+    inputs = {"x": np.array([3, -1, 2]), "z": np.linspace(-1, 1, 18).reshape(3, 3, 2)}
+    run = Executable(prog.graph, {T: 3}, backend, plan=plan, parallel=True)
+    np.testing.assert_allclose(run(**inputs).g, prog.evaluate({T: 3}, **inputs).g, rtol=1e-4, atol=1e-5)

@@ -23,6 +23,7 @@ from tempo.schedule.storage import (
     Apart,
     Keeping,
     Latest,
+    Present,
     Steps,
     Storage,
     Store,
@@ -104,18 +105,19 @@ def _homes(node: Node, store: Store, schedule: Schedule) -> list[Home]:
 
 def _local(node: Node, store: Store, home: Home, schedule: Schedule) -> Store | None:
     """What the device has of a node's store while a loop that writes it runs; None if it must have all of it."""
-    around = {f for place in schedule.places[node] for f, _ in place[: place.index(home)]}
+    loops = {loop for place in schedule.places[node] for loop in place[: place.index(home)]}
+    around = {family: max(schedule.blocks.get(n, 0) for f, n in loops if f is family) for family, _ in loops}
     readers = [d for d in schedule.dependences if d.producer is node and is_within(d.consumer, home, schedule)]
     # A reader that is inside of the loop and also outside of it would read of both.
     if any(home not in place for d in readers for place in schedule.places[d.consumer]):
         return None
     # What a loop around folds in is needed again in its next iteration.
-    if around & schedule.folds.get(node, {}).keys():
+    if around.keys() & schedule.folds.get(node, {}).keys():
         return None
     dims: dict[Dim, Keeping] = {}
     for d, kept in store.dims.items():
         if d.origin in around:
-            dims[d] = Latest()
+            dims[d] = Present(around[d.origin]) if around[d.origin] else Latest()
         elif not isinstance(kept, Steps):
             return None
         elif d.origin is home[0]:
