@@ -645,7 +645,7 @@ class _Builder:
             own, instead = self.bytes(node, around), set[Node]()
             if own <= KEEP_BYTES:
                 kept_instead(node, group.family, instead)
-            if sum(self.bytes(p, around) for p in instead) < own:
+            if sum(self.bytes(p, around) for p in instead) <= own:
                 unit.family, unit.backwards, unit.sunk = group.family, group.backwards, True
                 self.note(node, group, "with what reads it")
 
