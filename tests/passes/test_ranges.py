@@ -257,3 +257,29 @@ def test_short_ranges_and_operations_along_a_range_stay() -> None:
         prog.output("window", tp.sin(x[tp.max(0, t - 3) : t + 1]).sum())
         prog.output("median", tp.sort(x[0 : t + 1]).sum())
     assert not tiled(prog, {T: 16}, 4)[1]
+
+
+def test_tiles_of_what_is_nothing_at_the_first_step() -> None:
+    """What a loop over tiles puts together has the size of its store, also where less is there (random program 27 of
+    seed 81001)."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=(t, s))
+        w = prog.state("w", tp.ones(()), over=(t, s), domain=(t, s))
+        loss = w * (w - tp.sum(x[..., 0:s], axis=0))
+        w.next = w - 0.1 * tp.tanh(tp.grad(loss, w))
+        y, z = (prog.recurrent(name, domain=(t, s)) for name in "yz")
+        y[t, 0] = 0.5
+        y[t, s] = tp.tanh(z[tp.max(t - 2, 0), s - 1])
+        z[s < 1] = -0.3 * x
+        before = tp.cumsum(tp.tanh(tp.prod(y[0:t, 0:s], axis=1)), axis=0)
+        z[t, s] = tp.tanh(y[0, s - 1] - tp.min(before, axis=0, initial=0.5))
+        prog.output("g", tp.grad(w * loss[0, s // 2], w))
+        prog.output("y", y)
+    bounds, x0 = {T: 2, S: 5}, np.linspace(-1, 2, 10).reshape(2, 5)
+    expected = prog.evaluate(bounds, x=x0)
+    for host in ((), ("*",)):
+        found = prog.compile(bounds, plan=tp.Plan({"t": 1}, tiles={"t": 1, "s": 3}, host=host))(x=x0)
+        np.testing.assert_allclose(found.y, expected.y, rtol=1e-5)
+        np.testing.assert_allclose(found.g, expected.g, rtol=1e-4)

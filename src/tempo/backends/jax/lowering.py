@@ -688,7 +688,8 @@ class Lowering:
         # A loop hands on what it folds: in a store for whole blocks, though that of the loop around may be shorter.
         handed_on = node in self.schedule.folds and any(isinstance(kept, Present) for kept in kept_here)
         if not handed_on and all(isinstance(kept, Latest | Present) for kept in kept_here):
-            return array
+            # What a loop folds has the same size in all of its iterations.
+            return jx.fit(array, (*block.lengths, *store.value)) if node in self.schedule.folds else array
         if held is None:
             held = jnp.zeros(store.shape, node.dtype)
         array = jx.fit(array, (*block.lengths, *store.value))
