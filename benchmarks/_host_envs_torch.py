@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 import torch
 from _host_envs_setting import EPOCHS, MINIBATCHES, Setting
-from _ppo_setting import CLIP, ENTROPY, GAMMA, LAMBDA, MOST_NORM, RATE, VALUE
-from _ppo_torch import network
+from _ppo_setting import GAMMA, LAMBDA, MOST_NORM, RATE
+from _ppo_torch import loss, network
 from torch import nn
 
 
@@ -92,16 +92,8 @@ class HostPPO:
         return [array.flatten(0, 1) for array in (x, self.action, self.before, self.value, advantage)]
 
     def learn(self, x: Any, action: Any, before: Any, value_before: Any, advantage: Any) -> None:
-        target = advantage + value_before
-        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        log_p = torch.log_softmax(self.policy(x), -1)
-        ratio = (log_p.gather(-1, action[:, None])[:, 0] - before).exp()
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
-        value = self.critic(x)[:, 0]
-        clipped = value_before + (value - value_before).clamp(-CLIP, CLIP)
-        error = 0.5 * torch.maximum((value - target).square(), (clipped - target).square()).mean()
-        entropy = -(log_p.exp() * log_p).sum(-1).mean()
+        log_p, value = torch.log_softmax(self.policy(x), -1), self.critic(x)[:, 0]
         self.optimiser.zero_grad()
-        (-gain + VALUE * error - ENTROPY * entropy).backward()
+        loss(log_p, value, action, before, value_before, advantage).backward()
         nn.utils.clip_grad_norm_(self.parameters, MOST_NORM)
         self.optimiser.step()

@@ -25,6 +25,18 @@ def network(sizes: list[int], last: float) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def loss(log_p: Any, value: Any, action: Any, before: Any, value_before: Any, advantage: Any) -> Any:
+    """That of a minibatch, with the log-probabilities and values that its parameters give now and gave before."""
+    target = advantage + value_before
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    ratio = (log_p.gather(-1, action[..., None])[..., 0] - before).exp()
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
+    clipped = value_before + (value - value_before).clamp(-CLIP, CLIP)
+    error = 0.5 * torch.maximum((value - target).square(), (clipped - target).square()).mean()
+    entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    return -gain + VALUE * error - ENTROPY * entropy
+
+
 class PPO:
     """Acts and learns on, from one call of ``iteration`` to the next."""
 
@@ -72,18 +84,11 @@ class PPO:
                 advantage[t] = later = delta[t] + going_on[t] * later
             before = log_p.gather(-1, action[..., None])[..., 0]
             value_before = value.detach()
-            target = advantage + value_before
-            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         if not self.cached:
             log_p = torch.log_softmax(self.policy(x), -1)
             value = self.critic(x)[..., 0]
-        ratio = (log_p.gather(-1, action[..., None])[..., 0] - before).exp()
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
-        clipped = value_before + (value - value_before).clamp(-CLIP, CLIP)
-        error = 0.5 * torch.maximum((value - target).square(), (clipped - target).square()).mean()
-        entropy = -(log_p.exp() * log_p).sum(-1).mean()
         self.optimiser.zero_grad()
-        (-gain + VALUE * error - ENTROPY * entropy).backward()
+        loss(log_p, value, action, before, value_before, advantage).backward()
         nn.utils.clip_grad_norm_(self.parameters, MOST_NORM)
         self.optimiser.step()
         return reward.mean()

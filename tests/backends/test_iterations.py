@@ -1,4 +1,4 @@
-"""Loops of which several iterations are made one, as on a GPU: what they read and write together."""
+"""Loops of which several iterations are made one, as on a GPU: what they write together."""
 
 from typing import Any
 
@@ -61,7 +61,6 @@ def test_what_no_iteration_reads_is_written_once_for_several() -> None:
     assert unrolled(loop) >= 16
     # In the loop, and for what comes after it.
     assert text(run).count("stablehlo.dynamic_update_slice") <= 4
-    assert text(run).count("stablehlo.dynamic_slice") <= 4
 
 
 def test_what_an_iteration_looks_for_far_back_is_written_at_once() -> None:

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.common import quick
 
 
 def test_records() -> None:
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "attention.py"), "--quick", "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=120,
-    )
-    assert found.returncode == 0, found.stderr
-    records = [json.loads(line) for line in found.stdout.splitlines()]
+    records = quick("attention")
     cases = ["small batch", "large batch", "single precision"]
     assert [(r["bench"], r["case"], r["system"]) for r in records] == [
         ("attention", case, "products") for case in cases

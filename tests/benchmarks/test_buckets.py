@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.common import quick
 
 
 def test_attention_in_buckets_padded_and_by_hand() -> None:
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "buckets.py"), "--quick", "--device", "cpu", "--only", "full"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=240,
-    )
-    assert found.returncode == 0, found.stderr
-    records = [json.loads(line) for line in found.stdout.splitlines()]
+    records = quick("buckets", "--only", "full")
     assert [(r["case"], r["system"], r["pieces"]) for r in records] == [
         ("full", "jax", 8),
         ("full", "tempo", 4),

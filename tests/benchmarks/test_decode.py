@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "decode.py"), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=280,
-    )
+from tests.benchmarks.common import ROOT, run
 
 
 @pytest.mark.slow
 def test_all_systems_agree_and_are_put_into_one_table(tmp_path: Path) -> None:
-    found = run("--quick", "--device", "cpu", "--only", "llama/2/64/window")
+    found = run("decode", "--quick", "--device", "cpu", "--only", "llama/2/64/window")
     assert found.returncode == 0, found.stderr
     records = [json.loads(line) for line in found.stdout.splitlines()]
     systems = ["tempo", "jax step", "jax loop", "torch compile", "torch eager"]
@@ -43,7 +30,7 @@ def test_all_systems_agree_and_are_put_into_one_table(tmp_path: Path) -> None:
     assert ours["memory"][0][1] == ours["bytes_xla"]
 
     (tmp_path / "records.jsonl").write_text(found.stdout)
-    again = run("--table", str(tmp_path / "records.jsonl"), "--plot", str(tmp_path / "memory.png"))
+    again = run("decode", "--table", str(tmp_path / "records.jsonl"), "--plot", str(tmp_path / "memory.png"))
     assert again.returncode == 0, again.stderr
     assert again.stderr.splitlines() == found.stderr.splitlines()[-2 - len(systems) :]
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
@@ -86,7 +73,7 @@ def test_what_a_step_reads_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_cell_is_refused() -> None:
-    found = run("--quick", "--only", "llama/3")
+    found = run("decode", "--quick", "--only", "llama/3")
     assert found.returncode == 2
     assert (
         "there is no cell 'llama/3'; cells are: llama/2/64/causal, llama/2/64/window, gpt2/2/64/causal" in found.stderr

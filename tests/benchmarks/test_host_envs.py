@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.benchmarks.common import quick
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
 def test_all_systems() -> None:
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "host_envs.py"), "--quick", "--device", "cpu", "--only", "8 envs"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=240,
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    lines = quick("host_envs", "--only", "8 envs")
     assert [line["system"] for line in lines] == ["torch", "torch, values at once", "tempo"]
     assert all(line["bench"] == "host_envs" and line["ms"] > 0 and line["steps_s"] > 0 for line in lines)
     assert lines[-1]["ratio"] > 0

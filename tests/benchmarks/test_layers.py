@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.common import quick
 
 
 def test_all_systems() -> None:
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "layers.py"), "--quick", "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=240,
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    lines = quick("layers")
     assert [line["system"] for line in lines] == ["jax apart", "jax stacked", "tempo", "tempo rolled"]
     assert all(line["bench"] == "layers" and line["ms"] > 0 and line["error"] < 1e-3 for line in lines)
     assert lines[0]["ratio"] == 1

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.common import quick
 
 
 def test_the_device_has_less_in_smaller_blocks() -> None:
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "offload.py"), "--quick", "--device", "cpu", "--only", "rnn"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
-        timeout=240,
-    )
-    assert found.returncode == 0, found.stderr
-    records = {r["system"]: r for r in map(json.loads, found.stdout.splitlines())}
+    records = {r["system"]: r for r in quick("offload", "--only", "rnn")}
     assert len(records) == 11
     figures = {"us_per_step", "ratio", "ms", "budget", "bytes", "bytes_planned", "bytes_host", "error"}
     assert all(r.keys() >= figures for r in records.values())

@@ -369,7 +369,7 @@ def test_what_a_loop_reads_is_computed_before_it_if_that_keeps_no_more() -> None
         t, T = prog.dim("t")
         x = prog.input("x", (8,), domain=(t,))
         h = prog.state("h", np.zeros(8), over=t)
-        h.next = tp.tanh(h + tp.random.normal((8,)) + tp.exp(x))
+        h.next = tp.tanh(h + tp.random.normal((8,), domain=(t,)) + tp.exp(x))
         prog.output("last", h[T - 1])
     run = compiled(prog, {T: 100}, x=np.zeros((100, 8)))
     (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]

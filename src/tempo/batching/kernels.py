@@ -37,7 +37,7 @@ Arenas = dict[Kind, Array]
 UNROLLED = 4
 """How many launches are one turn of a loop on a GPU, where a turn costs about 20 us, and a small kernel in it 2."""
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""For GPUs: to write kernels for every product, and to try them out, takes minutes for a model; cuBLAS has them."""
+"""For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
 
 
 @dataclass

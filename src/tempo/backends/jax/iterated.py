@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tempo.backends.jax import apart
-from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.node import Edge, Node
 from tempo.graph.structural import RECURRENT
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.loops import Schedule
@@ -50,8 +50,7 @@ def unrolled(tree: Loop) -> int:
 class Iterated:
     """Knows what the iterations of loops read."""
 
-    def __init__(self, graph: Graph, schedule: Schedule) -> None:
-        self.graph = graph
+    def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
@@ -72,28 +71,6 @@ class Iterated:
             exactly = exactly and self.is_read_at(d, tree.dim, low)
             found.append(low * back if exactly and low is not None else None)
         return found
-
-    def read_together(self, tree: Loop, stores: Stores) -> list[Node]:
-        """What is computed elsewhere, and read by every iteration of a loop at its own step."""
-        if tree.block or tree.inner:
-            return []
-        inside = {c.node for c in computes(tree.body)}
-        found: dict[Node, None] = {}
-        for statement in computes(tree.body):
-            reader = statement.node
-            cases = [self.graph.cases[reader][n].value for n in statement.cases]
-            for edge in (*reader.edges, *cases):
-                node = edge.node
-                store = stores.get(node)
-                own = next((d for d in node.domain if d.origin is tree.dim), None)
-                if store is None or own is None or node in inside or store.host or apart.unrolled(store):
-                    continue
-                first, last = (self.schedule.own_step(node, own, step) for step in (tree.start, tree.stop - 1))
-                start, stop = self.schedule.steps(node, own)
-                covered = start <= first and last < stop
-                if covered and isinstance(store.dims[own], Steps) and self.is_own_step(edge, own, reader):
-                    found[node] = None
-        return list(found)
 
     def is_written_late(self, node: Node, tree: Loop, back: int, stores: Stores) -> bool:
         """Whether what a loop computes of a node may be put into its store for several iterations at once."""

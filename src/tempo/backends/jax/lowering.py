@@ -94,7 +94,7 @@ class Lowering:
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.settled = Settled(graph, schedule, self.stopping)
-        self.iterated = Iterated(graph, schedule)
+        self.iterated = Iterated(schedule)
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """A whole program without host calls: from inputs to outputs, and ``made``."""
@@ -203,27 +203,19 @@ class Lowering:
         # A CPU gains nothing from it.
         unroll = unrolled(tree) if self.parallel else 1
         late = [n for n in carried if unroll > 1 and self.iterated.is_written_late(n, tree, back, stores)]
-        read = self.iterated.read_together(tree, stores) if unroll > 1 else []
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
             state.setdefault(bound, jnp.int32(self.limits[bound]))
         carried += bounds
 
         def several(k: Array, carry: Any, number: int) -> Any:
-            """As many iterations as one: what they read elsewhere is read, and what none of them reads in a store is
-            put there, for all of them at once. XLA takes parts at known places into products, but not others."""
+            """As many iterations as one; what none of them reads in a store is put there for all of them at once."""
             arrays, before = carry
             inner: State = {**state, _UNSTORED: unstored.union(late)}
             put(inner, arrays)
-            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
-            group = {**at, tree.dim: BlockSteps(lowest, number)}
-            given = {node: self.steps_of(node, inner, group, tree.dim)[::back] for node in read if number > 1}
             written: dict[Node, list[Array]] = {node: [] for node in late}
             for n in range(number):
                 here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
-                for node, values in given.items():
-                    steps = {d: here[d.origin] for d in node.domain if d.origin in here}
-                    inner[_Fresh(node)] = _Value(values[n], steps)
                 for registers, values in zip(remembered, before, strict=True):
                     steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
                     for back_by, array in enumerate(values, 1):
@@ -237,8 +229,9 @@ class Lowering:
                 for node, values in written.items():
                     values.append(inner[_Fresh(node)].array)
             inner[_UNSTORED] = unstored
+            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
             for node, values in written.items():
-                block = self.block(node, inner, group)
+                block = self.block(node, inner, {**at, tree.dim: BlockSteps(lowest, number)})
                 axis = next(n for n, d in enumerate(block.dims) if d.origin is tree.dim)
                 self.write(node, Value(jnp.stack(values[::back], axis), block.dims), inner, block)
             return taken(inner), before
@@ -314,13 +307,6 @@ class Lowering:
             elif not isinstance(kept, Latest):
                 steps.append(kept.size)
         return (*steps, *store.value)
-
-    def steps_of(self, node: Node, state: State, at: Mapping[Dim, Any], family: Dim) -> list[Array]:
-        """What a store has at the steps of a block, one by one."""
-        block = self.block(node, state, at)
-        axis = next(n for n, d in enumerate(block.dims) if d.origin is family)
-        array = self.at_step(node, state, at)
-        return [lax.index_in_dim(array, n, axis, keepdims=False) for n in range(at[family].length)]
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
