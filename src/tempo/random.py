@@ -8,6 +8,7 @@ rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,13 +57,19 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
 
 
 def _random_bits(
-    xp: Any, seed: Array, stream: int, point: tuple[Any, ...], shape: tuple[int, ...], dtype: DType
+    xp: Any,
+    seed: Array,
+    stream: int,
+    point: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: DType,
+    kept: Callable[[Any], Any] = lambda key: key,
 ) -> Array:
     """Random words; ``xp`` is NumPy or JAX's. The key is the seed folded with the operation's number, then with each
-    coordinate of the point; the counter is the element's position."""
+    coordinate of the point; the counter is the element's position. ``kept`` says that a key is an array of its own."""
     key = (seed[0:1], seed[1:2])
     for n, coordinate in enumerate((stream, *point)):
-        key = threefry(key, (_word(xp, coordinate), _word(xp, n)))
+        key = kept(threefry(key, (_word(xp, coordinate), _word(xp, n))))
     first, second = threefry(key, _counter(xp, math.prod(shape)))
     if dtype == dtypes.uint64:
         first = (first.astype(np.uint64) << np.uint64(32)) | second
@@ -87,7 +94,10 @@ def _reference(seed: Array, *, stream: int, point: tuple[int, ...], shape: tuple
 
 
 def _jax(jx: Jx, seed: Padded, *, stream: int, point: tuple[Any, ...], shape: tuple[int, ...], dtype: DType) -> Array:
-    return _random_bits(jx.np, seed.array, stream, tuple(map(jx.true, point)), shape, dtype)
+    # XLA would compute the key of a row again for each of its elements. Since 0.11, LLVM's vectoriser follows all paths
+    # through what is the same for a row, of which twenty rounds have a million: it never came back.
+    point = tuple(map(jx.true, point))
+    return _random_bits(jx.np, seed.array, stream, point, shape, dtype, jx.lax.optimization_barrier)
 
 
 RANDOM_BITS = Primitive(

@@ -254,6 +254,27 @@ def a_circle_of_steps_behind_a_stop() -> Built:
     return prog, {T: 9}, {"done": np.arange(9) == 4, "x": np.linspace(0, 1, 9)}
 
 
+def an_element_of_a_range_that_is_empty_elsewhere() -> Built:
+    """Two reads of a say where it is needed. At the last step of s its range is empty and has no first element."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=s, dtype="float64")
+        w = prog.input("w", domain=t, dtype="float64")
+        a = w * x[s + 1 : S].space[0]
+        prog.output("g", tp.grad(tp.sum(a[0:T, 0]) + a[T - 1, tp.max(s - 2, 0)], x))
+    return prog, {T: 2, S: 3}, {"x": np.arange(3.0), "w": np.array([1.0, 2.0])}
+
+
+def random_numbers_over_two_dims() -> Built:
+    """Compiled by newer versions of XLA, which took hours where rows' keys were not arrays of their own."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        prog.output("drawn", tp.random.normal(domain=(t, s), dtype="float64"))
+    return prog, {T: 2, S: 4}, {}
+
+
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
@@ -274,6 +295,8 @@ FOUND = [
     averages_of_what_is_no_number_behind_a_stop,
     a_product_with_a_triangle_of_points,
     a_circle_of_steps_behind_a_stop,
+    an_element_of_a_range_that_is_empty_elsewhere,
+    random_numbers_over_two_dims,
 ]
 
 

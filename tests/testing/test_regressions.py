@@ -131,3 +131,17 @@ def test_gradient_whose_steps_begin_where_a_stopped_dim_ends() -> None:
         prog.output("g", tp.grad(tp.sum(y[0:T]), y))
         prog.stop(t, when=t >= 0)
     np.testing.assert_array_equal(prog.evaluate({T: 4}, x=[1, 2, 3, 4]).g, [0, 1])  # y[-1] and y[0]
+
+
+def test_gradient_through_a_case_that_begins_after_two_others_and_applies_nowhere() -> None:
+    """With T = 2 there is no t >= 2, so a is never read at 0, where it would read y[-1]."""
+    with tp.Program("third") as prog:
+        t, T = prog.dim("t")
+        y = prog.input("y", domain=t, dtype="float64")
+        a = y[t - 1] * y
+        z = prog.recurrent("z", domain=t, dtype="float64")
+        z[0] = 1.0
+        z[1] = z[0]
+        z[t] = z[t - 2] * tp.sum(a[tp.max(t - 3, 0) : T])
+        prog.output("g", tp.grad(z[T - 1] + a[T - 1], y))
+    np.testing.assert_array_equal(prog.evaluate({T: 2}, y=[2, 3]).g, [3, 2])

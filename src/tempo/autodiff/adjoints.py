@@ -34,7 +34,7 @@ from tempo.symbolic import (
     minimum,
 )
 from tempo.symbolic import index as indices
-from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
+from tempo.symbolic.condition import And, AtLeastZero, EqualsZero, Or
 from tempo.symbolic.intervals import extremes
 from tempo.symbolic.regions import inverse, within
 from tempo.temporal import recurrent_node
@@ -331,7 +331,7 @@ def image(scatter: Scatter, target: Domain) -> Condition:
                 parts.extend([expr >= 0, expr < d.bound, divisible])
     free = [d for d in producer if d not in solved]
     conditions = scatter.condition.parts if isinstance(scatter.condition, And) else (scatter.condition,)
-    parts.extend(c.substitute(solved) for c in conditions if not c.symbols() & set(free))
+    parts.append(_without(scatter.condition, set(free)).substitute(solved))
     rest: dict[Dim, tuple[Expr, Expr]] = {}
     for d in free:
         # There must be a step of the dim between all that bounds it: b >= 1 and b < B need B >= 2.
@@ -352,6 +352,15 @@ def image(scatter: Scatter, target: Domain) -> Condition:
         low, high = low.substitute(solved), high.substitute(solved)
         parts.append(equal(q, low) if low == high else conjunction([q >= low, q <= high]))
     return conjunction(parts)
+
+
+def _without(condition: Condition, dims: set[Dim]) -> Condition:
+    """What a condition says about the rest of a point, whatever the steps of these dims are."""
+    if not condition.symbols() & dims:
+        return condition
+    if isinstance(condition, And):
+        return conjunction(_without(part, dims) for part in condition.parts)
+    return disjunction(_without(part, dims) for part in condition.parts) if isinstance(condition, Or) else TRUE
 
 
 def _is_fixed(expr: Expr) -> bool:

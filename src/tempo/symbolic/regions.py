@@ -52,7 +52,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
     ranges = {d: (constant(0), d.bound - 1) for d in domain}
     match condition:
         case And():
-            return conjunction(within(part, domain) for part in condition.parts)
+            return conjunction(_narrowed([within(part, domain) for part in condition.parts]))
         case Or():
             return disjunction(within(part, domain) for part in condition.parts)
         case AtLeastZero():
@@ -62,7 +62,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
             if high is not None and at_least(-1, high):
                 return FALSE
         case Not():
-            # Next to the end of the box, "not there" is "past it": a range, which is easier to work with.
+            # At the end of the box, "not there" is "past it": a range, which is easier to work with.
             expr = condition.condition.expr
             low, high = _extremes(expr, ranges)
             if low == 0:
@@ -70,6 +70,18 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
             if high == 0:
                 return expr <= -1
     return condition
+
+
+def _narrowed(parts: list[Condition]) -> list[Condition]:
+    """The same, with ``t >= 1`` and ``t != 1`` as ``t >= 2``."""
+    for part in parts:
+        if isinstance(part, Not):
+            expr = part.condition.expr
+            for end, past in ((expr >= 0, expr >= 1), (expr <= 0, expr <= -1)):
+                if end in parts:
+                    # What is past this end may be the end for another part.
+                    return _narrowed([past, *(other for other in parts if other not in (part, end))])
+    return parts
 
 
 def _extremes(expr: Expr, ranges: Mapping[Dim, tuple[Expr, Expr]]) -> tuple[Expr | None, Expr | None]:

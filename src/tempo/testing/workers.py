@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+SHOWING_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -52,6 +54,7 @@ def calls(
                 if worker.connection in ready:
                     result = worker.result()
                 elif time.monotonic() > worker.deadline:
+                    worker.show()
                     result = Lost(f"it took more than {seconds:g} seconds")
                 else:
                     continue
@@ -92,6 +95,11 @@ class _Worker(Generic[Task, Result]):
             self.process.join()
             return Lost(f"its process died ({_exit(self.process.exitcode)})")
         return result
+
+    def show(self) -> None:
+        """Let the process end with a traceback of all its threads: what does it hang in?"""
+        os.kill(self.process.pid or 0, signal.SIGABRT)
+        self.process.join(SHOWING_SECONDS)
 
     def end(self) -> None:
         self.process.kill()
