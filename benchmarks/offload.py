@@ -92,6 +92,7 @@ def compare(case: str, quick: bool, device: Any, results: Results) -> None:
     runs, expected = {}, None
     figures: dict[str, dict[str, Any]] = {}
     for system, budget, run in compiled(prog, T, steps, device):
+        print(f"{case}, {system}: compiled", file=sys.stderr, flush=True)
         figures[system] = {
             "budget": budget,
             "bytes": device_bytes(run),
@@ -106,7 +107,7 @@ def compare(case: str, quick: bool, device: Any, results: Results) -> None:
         if figures[system]["error"] > TOLERANCE:
             raise ValueError(f"{case}, {system}: the results differ: {figures[system]['error']}")
         runs[system] = lambda run=run: run(**inputs)
-    times = interleaved(runs, seconds=0.5 if quick else 60.0, least_rounds=3)
+    times = interleaved(runs, seconds=0.5 if quick else 30.0, least_rounds=3)
     ms, shortest = medians(times), least(times)
     for system, found in figures.items():
         size = f"{steps} steps, {batch} x {width}"

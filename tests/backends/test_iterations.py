@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.iterated import unrolled
 from tempo.runtime.executable import Executable
 from tempo.schedule.looptree import Loop
 
@@ -58,7 +57,7 @@ def test_what_no_iteration_reads_is_written_once_for_several() -> None:
     run = parallel(prog, {T: 128})
     same(prog, {T: 128}, run, x=np.ones((128, 3)))
     (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
-    assert unrolled(loop) >= 16
+    assert run._machine.lowering.iterated.unrolled(loop, run.storage.stores) >= 16
     # In the loop, and for what comes after it.
     assert text(run).count("stablehlo.dynamic_update_slice") <= 4
 
@@ -129,3 +128,14 @@ def test_blocks_that_are_made_one() -> None:
         prog.output("g", tp.grad(tp.mean(tp.exp(h[0:T]) * x[0:T]), x))
     plan = tp.Plan({"t": 2})
     same(prog, {T: 12}, parallel(prog, {T: 12}, plan), x=np.linspace(-1, 1, 36).reshape(12, 3))
+
+
+def test_iterations_that_take_long_are_not_made_one() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        h = prog.state("h", tp.zeros((4096, 4096)), over=t)
+        h.next = tp.tanh(h * 0.9)
+        prog.output("h", h[T])
+    run = parallel(prog, {T: 128})
+    (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
+    assert run._machine.lowering.iterated.unrolled(loop, run.storage.stores) < 4

@@ -43,6 +43,9 @@ BACKENDS = ("jax", "numpy")
 # How often a program is compiled again because XLA takes more memory than was planned.
 MOST_ROUNDS = 4
 
+# Where stores take this part of a device's memory, what XLA takes is looked at.
+NEAR = 4
+
 
 class Executable:
     """A program compiled for given bounds. Call it with the inputs by name to get its outputs.
@@ -92,7 +95,9 @@ class Executable:
             if unroll:
                 planner = self._plan(goal, replace(wanted, unroll=unroll), budget, skip)
         if backend == "jax":
-            self._compile(planner, budget, device, promised=memory is not None)
+            # A device's own memory is no promise, but there is no more of it: XLA may take a few times what is planned.
+            near = budget is not None and self.storage.peak > budget // NEAR
+            self._compile(planner, budget, device, promised=memory is not None or near)
         self._latest: Run | None = None
         self._over = False
         self._loaded: Checkpoint | None = None

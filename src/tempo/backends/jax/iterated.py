@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tempo.backends.jax import apart
 from tempo.graph.node import Edge, Node
 from tempo.graph.structural import RECURRENT
+from tempo.random import RANDOM_BITS
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, computes
@@ -18,8 +20,10 @@ from tempo.symbolic import Dim, Expr, Slice
 # A loop hands on at most this many earlier values of a node.
 MOST_REGISTERS = 3
 
-# A loop makes at most so many iterations one, and computes in one at most so many nodes, or kernels.
-MOST_UNROLLED, MOST_NODES, MOST_KERNELS = 32, 640, 72
+# A loop makes at most so many iterations one, and computes in one at most so many nodes, kernels, or bytes: what takes
+# 100 us on a GPU needs no other iteration beside it. Random numbers are as much to compile as so many other nodes.
+MOST_UNROLLED, MOST_NODES, MOST_KERNELS, MOST_BYTES = 32, 640, 72, 2**29
+RANDOM_NODES = 64
 
 Stores = Mapping[Node, Store]
 
@@ -34,19 +38,6 @@ class Registers:
     stored: bool
 
 
-def unrolled(tree: Loop) -> int:
-    """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
-    small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
-    times from 32, an LSTM step 1.7 times from 4."""
-    if tree.until is not None or any(isinstance(inner, Loop) for inner in tree.body):
-        return 1
-    fused = CHEAP | COSTLY | {RECURRENT.name}
-    kernels = 1 + sum(c.node.op.name not in fused for c in computes(tree.body))
-    most = min(MOST_UNROLLED, MOST_NODES // len(tree.body), MOST_KERNELS // kernels, len(tree.steps))
-    # Without a remainder there is less to compile.
-    return next((n for n in range(most, most // 2, -1) if len(tree.steps) % n == 0), max(most, 1))
-
-
 class Iterated:
     """Knows what the iterations of loops read."""
 
@@ -55,6 +46,32 @@ class Iterated:
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
+
+    def unrolled(self, tree: Loop, stores: Stores) -> int:
+        """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
+        small kernel, and kernels of neighbouring steps fuse: measured on an H200, loops of one or two kernels gain 26
+        times from 32, an LSTM step 1.7 times from 4."""
+        if tree.until is not None or any(isinstance(inner, Loop) for inner in tree.body):
+            return 1
+        made = [c.node for c in computes(tree.body)]
+        fused = CHEAP | COSTLY | {RECURRENT.name}
+        kernels = 1 + sum(node.op.name not in fused for node in made)
+        nodes = sum(RANDOM_NODES if node.op is RANDOM_BITS else 1 for node in made)
+        size = sum(self.bytes(node, tree, stores) for node in made)
+        limits = MOST_NODES // nodes, MOST_KERNELS // kernels, MOST_BYTES // max(size, 1)
+        most = min(MOST_UNROLLED, len(tree.steps), *limits)
+        # Without a remainder there is less to compile.
+        return next((n for n in range(most, most // 2, -1) if len(tree.steps) % n == 0), max(most, 1))
+
+    def bytes(self, node: Node, tree: Loop, stores: Stores) -> int:
+        """What is made of a node in one iteration of a loop."""
+        steps = (
+            (d.origin is tree.dim and tree.block) or 1
+            if self.is_looped(node, d)
+            else len(range(*self.schedule.steps(node, d)))
+            for d in node.domain
+        )
+        return math.prod((*steps, *stores[node].value)) * node.dtype.itemsize
 
     def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
         """By how many iterations reads within a loop look back for a node that is computed in it; None for those that

@@ -20,7 +20,7 @@ from jax import lax
 
 from tempo.backends.jax import apart
 from tempo.backends.jax.circles import Caches, Circle, Slots, circle
-from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated, unrolled
+from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.backends.jax.settled import Settled
@@ -201,7 +201,7 @@ class Lowering:
         unstored = {r.node for r in remembered if not r.stored}
         carried = [node for node in carried if node not in unstored]
         # A CPU gains nothing from it.
-        unroll = unrolled(tree) if self.parallel else 1
+        unroll = self.iterated.unrolled(tree, stores) if self.parallel else 1
         late = [n for n in carried if unroll > 1 and self.iterated.is_written_late(n, tree, back, stores)]
         bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
         for bound in bounds:
