@@ -568,7 +568,9 @@ class Lowering:
             tuple(names.items()),
             still,
         )
-        return self.functions.setdefault(key, jax.jit(function, inline=True)), traced
+        if key not in self.functions:
+            self.functions[key] = jax.jit(function, inline=True)
+        return self.functions[key], traced
 
     def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
         """What sizes and attributes of a primitive depend on."""
