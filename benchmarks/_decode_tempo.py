@@ -14,7 +14,7 @@ from _decode_jax import weights
 from tempo import llm
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.stages import Stages, stages
-from tempo.backends.jax.worker import keyed, zeros
+from tempo.backends.jax.worker import zeros
 from tempo.llm.generation import Kind, program
 from tempo.schedule.looptree import Loop
 
@@ -63,17 +63,16 @@ class TempoSystem:
 
         The programs of earlier pieces are left out: what they would have computed is zeros.
         """
-        machine = self.run._machine
+        whole = self.run._whole
         arrays = self.run._arrays(0, self.inputs(first + count))
-        with machine.settings():
-            given: Any = (machine.put(arrays),)
-            compiled = machine.compiled
+        with whole.place.settings():
+            given: Any = (whole.place.put(arrays),)
+            compiled = whole.compiled
             if isinstance(compiled, Stages):
                 number = next(number for number, loop in self._loops() if loop.steps[0] == first)
-                state = compiled.by_key(compiled.load(*given))
-                state = compiled.all.given(compiled.parts[number], state, zeros, jx.fit)
-                given = (*map(keyed, state), {}, None, {})
-                compiled = compiled.programs[number].result()
+                stage = compiled.recipe.stages[number]
+                given = compiled.recipe.given(stage, compiled.load(*given), zeros, jx.fit)
+                compiled = compiled.staged[number].result()
             jax.block_until_ready(given)
             start = time.perf_counter()
             jax.block_until_ready(compiled(*given))
@@ -83,9 +82,9 @@ class TempoSystem:
         run = self.run
         found = {
             "pieces": len(self.pieces),
-            "trace_s": sum(run.seconds[phase] for phase in ("analysis", "passes", "plan")),
+            "trace_s": sum(run.seconds.get(phase, 0.0) for phase in ("analysis", "passes", "plan")),
             "bytes_planned": run.storage.peak,
-            "bytes_xla": sum(run._machine.memory().values()),
+            "bytes_xla": sum(run._whole.memory().values()),
             "memory": self.memory(),
         }
         stats = self.device.memory_stats() or {}
@@ -93,13 +92,14 @@ class TempoSystem:
 
     def memory(self) -> list[tuple[int, int]]:
         """From which step on XLA programs take how many bytes."""
-        compiled = self.run._machine.compiled
+        whole = self.run._whole
+        compiled = whole.compiled
         if not isinstance(compiled, Stages):
-            return [(PROMPT, sum(self.run._machine.memory().values()))]
+            return [(PROMPT, sum(whole.memory().values()))]
         firsts = {number: loop.steps[0] for number, loop in reversed([*self._loops()])}
         found = []
         for number, first in sorted(firsts.items()):
-            used = compiled.programs[number].result().memory_analysis()
+            used = compiled.staged[number].result().memory_analysis()
             fresh = used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
-            found.append((first, compiled.held[number] + used.argument_size_in_bytes + fresh))
+            found.append((first, compiled.taken().beside[number] + used.argument_size_in_bytes + fresh))
         return found

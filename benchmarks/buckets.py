@@ -98,7 +98,7 @@ def program(s: Sizes, window: int | None) -> tuple[tp.Program, dict[Any, int]]:
 def ours(s: Sizes, window: int | None, plan: Plan | None, device: Any) -> Executable:
     prog, bounds = program(s, window)
     run = Executable(prog.graph, bounds, device=device.platform, plan=plan)
-    with run.timed("threads"):
+    with run.seconds.of("threads"):
         run._machine.memory()  # waits for what threads compile
     return run
 
@@ -222,7 +222,7 @@ def compare(case: str, s: Sizes, quick: bool, device: Any, results: Results) -> 
     runs = {name: ours(s, window, plan, device) for name, plan in plans.items()}
     hand = ByHand(s, window, arrays)
     calls: dict[str, Callable[[], Any]] = {
-        name: functools.partial(_finished, run._machine, arrays) for name, run in runs.items()
+        name: functools.partial(_finished, run._whole, arrays) for name, run in runs.items()
     }
     expected = hand()
     errors = {name: relative_error(call(), expected) for name, call in calls.items()}
@@ -261,8 +261,8 @@ def compare(case: str, s: Sizes, quick: bool, device: Any, results: Results) -> 
         )
 
 
-def _finished(machine: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    found: dict[str, Array] = jax.block_until_ready(machine.run(arrays))
+def _finished(whole: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    found: dict[str, Array] = jax.block_until_ready(whole.run(arrays))
     return found
 
 

@@ -84,8 +84,8 @@ def compile_tempo(
 ) -> Ready:
     """One of our programs."""
     run = prog.compile(bounds, device=device.platform, plan=plan)
-    machine = run._machine
-    memory = machine.memory()
+    whole = run._whole
+    memory = whole.memory()
     figures = {
         "dispatches": count_dispatches(run, arrays),
         "trace_s": sum(run.seconds[phase] for phase in TRACE_PHASES),
@@ -95,10 +95,10 @@ def compile_tempo(
         "bytes_xla": memory["temporaries"] + memory["outputs"] + memory["inputs"],
     }
     # Programs leave inputs out that nothing needs.
-    needed = {name: arrays[name] for name in machine.inputs}
+    needed = {name: arrays[name] for name in whole.place.inputs}
     return Ready(
-        call=lambda: machine.run(arrays),
-        program=lambda: jax.block_until_ready(machine.compiled(needed)),
+        call=lambda: whole.run(arrays),
+        program=lambda: jax.block_until_ready(whole.compiled(needed)),
         figures=figures,
     )
 
@@ -120,19 +120,19 @@ def compile_jax(function: Callable[..., dict[str, Array]], arrays: Mapping[str, 
 
 def count_dispatches(run: Executable, arrays: Mapping[str, Array]) -> int:
     """How many XLA programs Python starts in one run."""
-    machine, calls = run._machine, 0
-    compiled = machine.compiled
+    whole, calls = run._whole, 0
+    compiled = whole.compiled
 
     def counted(*given: Any) -> Any:
         nonlocal calls
         calls += 1
         return compiled(*given)
 
-    machine.compiled = counted
+    whole.compiled = counted
     try:
-        jax.block_until_ready(machine.run(arrays))
+        jax.block_until_ready(whole.run(arrays))
     finally:
-        machine.compiled = compiled
+        whole.compiled = compiled
     return calls
 
 

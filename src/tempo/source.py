@@ -5,12 +5,16 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+IMPORTED_AT = time.time()
+"""Sources of Tempo that are newer are not those that run."""
 
 
 @dataclass(frozen=True, slots=True)

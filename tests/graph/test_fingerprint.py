@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.graph.fingerprint import fingerprint, numbered
+from tempo.graph.fingerprint import fingerprint, identity, numbered
 
 
 def program(
@@ -70,3 +70,31 @@ def test_another_process() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == fingerprint(program())
+
+
+# -- identity: what programs on disk are found by ----------------------------------------------------------------------
+
+
+def trained(rate: Any = 0.5, steps: Any = (0, 3)) -> Any:
+    with tp.Program("trained") as prog:
+        i, I = prog.dim("i")
+        w = prog.state("w", np.ones(3), over=i)
+        w.next = w - rate * tp.grad(tp.sum(tp.square(w.space[slice(*steps)])), w)
+        prog.output("w", w[I])
+    return prog.graph
+
+
+def test_gradients_have_names_of_their_own_in_every_process() -> None:
+    """Those of Tempo count what was made before."""
+    first, again = trained(), trained()
+    assert {node.name for node in first.nodes} != {node.name for node in again.nodes}
+    assert identity(first) == identity(again) is not None
+
+
+@pytest.mark.parametrize("changes", [{"rate": 0.25}, {"rate": np.full(3, 0.5)}, {"steps": (0, 2)}], ids=str)
+def test_another_identity(changes: dict[str, Any]) -> None:
+    assert identity(trained(**changes)) != identity(trained())
+
+
+def test_python_functions_have_no_identity() -> None:
+    assert identity(program()) is None

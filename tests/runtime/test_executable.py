@@ -466,6 +466,7 @@ def test_explain_says_how_a_program_was_compiled() -> None:
     assert "y: float32[4], 16 bytes (t: 4 steps)" in found["stores"]
     assert found["XLA programs"].startswith("1 program, bytes: inputs 16, outputs ")
     assert [phase.split()[0] for phase in found["seconds"].split(", ")] == [
+        "disk",
         "analysis",
         "passes",
         "plan",

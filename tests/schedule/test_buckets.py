@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.stages import FIRST, Stages
+from tempo.backends.jax.building import Building
+from tempo.backends.jax.stages import FIRST
 from tempo.errors import ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.buckets import GPU_SPEED, Buckets
@@ -247,13 +248,13 @@ def test_stores_inside_of_another_loop_stay_as_they_are() -> None:
 def test_pieces_are_the_same_programs_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would not be found in the disk cache."""
     given: list[str] = []
-    compiled = Stages.compiled
+    compiled = Building.compiled
 
-    def noted(self: Stages, lowered: Any) -> Any:
+    def noted(self: Building, lowered: Any) -> Any:
         given.append(lowered.as_text())
         return compiled(self, lowered)
 
-    monkeypatch.setattr(Stages, "compiled", noted)
+    monkeypatch.setattr(Building, "compiled", noted)
 
     def programs() -> list[str]:
         given.clear()
@@ -266,15 +267,15 @@ def test_pieces_are_the_same_programs_each_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_piece_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compiled in the background; the run that needs it says so."""
-    lowered = Stages.lowered
+    lowered = Building.lowered
 
-    def broken(self: Stages, *arguments: Any) -> Iterator[Any]:
-        for n, program in enumerate(lowered(self, *arguments)):
+    def broken(self: Building) -> Iterator[Any]:
+        for n, program in enumerate(lowered(self)):
             if n == FIRST:
                 raise MemoryError("no room for it")
             yield program
 
-    monkeypatch.setattr(Stages, "lowered", broken)
+    monkeypatch.setattr(Building, "lowered", broken)
     run = cut(attention(), 4, 8)
     with pytest.raises(MemoryError, match="no room for it"):
         run(**attention()[2])
@@ -454,13 +455,13 @@ def test_pieces_behind_a_stop_are_not_run() -> None:
         prog.stop(t, when=(tp.index_value(t) >= prog.input("last", dtype="int32")) | (x > 2))
         prog.output("x", x)
     run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
-    stages = run._machine.compiled
-    behind = [n for n, end in enumerate(stages.ends) if end is not None and end.start >= 32]
+    stages = run._whole.compiled
+    behind = [n for n, stage in enumerate(stages.recipe.stages) if stage.end is not None and stage.end.start >= 32]
     assert len(behind) >= 2
     expected = prog.evaluate({T: 64}, last=60).x
     np.testing.assert_allclose(run(last=60).x, expected, rtol=1e-4)
     for n in behind:
-        stages.programs[n] = None  # nobody asks for it
+        stages.programs[stages.programs.index(stages.staged[n])] = None  # nobody asks for it
     for last in (3, 15, 16, 30):
         np.testing.assert_allclose(run(last=last).x, expected[: last + 1], rtol=1e-4)
 

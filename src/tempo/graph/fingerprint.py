@@ -4,15 +4,18 @@ every process."""
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tempo.graph.node import Edge, Graph, Node
+from tempo.graph.node import Edge, Graph, Node, Primitive
 from tempo.graph.structural import HOST
 from tempo.graph.traversal import producers
+from tempo.symbolic import Condition, Expr, Slice
 from tempo.symbolic import index as indices
+from tempo.symbolic.grid import Grid
 
 
 def numbered(graph: Graph) -> dict[Node, int]:
@@ -42,6 +45,39 @@ def fingerprint(graph: Graph) -> str:
     for kind, results in (("output", graph.outputs), ("emit", graph.emits), ("stop", graph.stops)):
         lines += [f"{kind} {name} = {_edge(edge, numbers)}" for name, edge in results.items()]
     return digest(lines)
+
+
+def identity(graph: Graph) -> str | None:
+    """The same for graphs that are the same in everything that a compiler looks at, apart from the names of tensors:
+    those that Tempo gives differ from process to process. None where nobody can tell: of a Python function, or of an
+    operation that Tempo does not have itself, only the name is known."""
+    ours = {id(p) for name, m in [*sys.modules.items()] if name.startswith("tempo.") for p in _primitives(m)}
+    lines = [graph.name, fingerprint(graph)]
+    for node in numbered(graph):
+        if id(node.op) not in ours:
+            return None
+        kinds = [_kind(value) for _, value in sorted(node.attributes.items())]
+        if None in kinds:
+            return None
+        guards = [str(case.guards) for case in graph.cases.get(node, ())]
+        lines.append(f"{kinds} {guards}")
+    lines += [f"input {name}: {node.dtype.name}{node.shape}" for name, node in graph.inputs.items()]
+    return digest(lines)
+
+
+def _primitives(module: Any) -> list[Primitive]:
+    return [value for value in [*vars(module).values()] if isinstance(value, Primitive)]
+
+
+def _kind(value: Any) -> str | None:
+    """The type of an attribute, if its text says the rest."""
+    if isinstance(value, tuple):
+        kinds = [_kind(item) for item in value]
+        return None if None in kinds else f"{type(value).__name__}{kinds}"
+    if isinstance(value, Grid):
+        return f"grid of {[str(d.bound) for d in value.axes]}"
+    plain = None | bool | int | float | str | np.ndarray | np.generic | np.dtype | Expr | Condition | Slice
+    return type(value).__name__ if isinstance(value, plain) else None
 
 
 def _node(graph: Graph, node: Node, numbers: Mapping[Node, int]) -> str:

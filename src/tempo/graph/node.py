@@ -95,9 +95,7 @@ class Edge:
 
     @property
     def shape(self) -> Shape:
-        lengths = tuple(normal_size(s.length) for s in indices.slices(self.index))
-        points = {d: i for d, i in zip(self.node.domain, self.index, strict=True) if isinstance(i, Expr)}
-        return lengths + substitute_shape(self.node.shape, points)
+        return _shape_read(self.node.shape, self.node.domain, self.index)
 
     @property
     def dtype(self) -> DType:
@@ -112,6 +110,13 @@ class Edge:
 
     def __str__(self) -> str:
         return self.node.label if self.is_here else f"{self.node.label}[{indices.show(self.index)}]"
+
+
+@lru_cache(maxsize=2**14)  # asked for again and again, and most layers of a model are alike
+def _shape_read(shape: Shape, domain: Domain, index: Index) -> Shape:
+    lengths = tuple(normal_size(s.length) for s in indices.slices(index))
+    points = {d: i for d, i in zip(domain, index, strict=True) if isinstance(i, Expr)}
+    return lengths + substitute_shape(shape, points)
 
 
 @dataclass(frozen=True, slots=True)

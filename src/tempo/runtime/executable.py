@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tempo.analysis import check_program
 from tempo.backends.numpy_backend import NumpyMachine
-from tempo.errors import BudgetError, CheckpointError, ProgramError
+from tempo.errors import CheckpointError, ProgramError
 from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
-from tempo.passes import apply_passes, with_own_emits
-from tempo.passes.pinned import split_fixed_reads
-from tempo.passes.ranges import tile_ranges
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
+from tempo.runtime.compilation import Compilation, Request, Seconds
 from tempo.runtime.run import Run, Worker
-from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
-from tempo.schedule.cost import RATES
-from tempo.schedule.decisions import decisions
-from tempo.schedule.loops import ScheduleError
+from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
-from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
+from tempo.schedule.planning import bytes_of, free_memory
 from tempo.schedule.script import Script
-from tempo.schedule.unrolling import worth_unrolling
+from tempo.schedule.storage import Storage
 
 if TYPE_CHECKING:
+    from tempo.backends.jax.library import Library
+    from tempo.backends.jax.whole import Whole
     from tempo.runtime.progress import ProgressBar
 
 BACKENDS = ("jax", "numpy")
-
-# How often a program is compiled again because XLA takes more memory than was planned.
-MOST_ROUNDS = 4
-
-# Where stores take this part of a device's memory, what XLA takes is looked at.
-NEAR = 4
 
 
 class Executable:
@@ -76,10 +64,8 @@ class Executable:
         self.backend = backend
         self.seed = seed
         self.source = graph
-        self.seconds: dict[str, float] = {}
+        self.seconds = Seconds()
         self.numbers = check_bounds(graph, bounds)
-        with self.timed("analysis"):
-            check_program(graph, bounds)
         if parallel is None:
             parallel = _on_gpu(backend, device)
         goal, wanted = wanted_plan(plan)
@@ -87,116 +73,100 @@ class Executable:
         wanted.sizes(graph)
         wanted.ranges(graph)
         budget = free_memory(backend, device) if memory is None else bytes_of(memory)
-        self._machine: Any = None
-        self._parallel = parallel
-        planner = self._plan(goal, wanted, budget, skip)
-        if plan is None and parallel:
-            unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
-            if unroll:
-                planner = self._plan(goal, replace(wanted, unroll=unroll), budget, skip)
+        self._request = Request(
+            graph, self.numbers, backend, device, parallel, skip, goal, wanted, plan is None, budget, memory is not None
+        )
+        self._whole: Whole | None = None
         if backend == "jax":
-            # A device's own memory is no promise, but there is no more of it: XLA may take a few times what is planned.
-            near = budget is not None and self.storage.peak > budget // NEAR
-            self._compile(planner, budget, device, promised=memory is not None or near)
+            self._whole = self._kept() or self._compiled()
+        else:
+            _ = self._compilation
         self._latest: Run | None = None
         self._over = False
         self._loaded: Checkpoint | None = None
 
-    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str]) -> Planner:
-        """Passes, loops and stores for what is wanted."""
-        with self.timed("passes"):
-            several = self.numbers if self._parallel else None
-            unrolled = wanted.unrolled(self.source)
-            self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
-        with self.timed("plan"):
-            try:
-                planner = self._planner(self.graph, wanted)
-                tangled = planner.fastest().schedule.tangled
-            except ScheduleError:
-                tangled = True
-            if tangled:
-                planner = self._untangled(wanted) or self._planner(self.graph, wanted)
-            if goal == "smallest":
-                self._take(planner.smallest())
-            else:
-                self._take(planner.fastest() if budget is None else planner.within(budget))
-        return planner
+    def _kept(self) -> Whole | None:
+        """The program as it was compiled before, if that is on disk."""
+        from tempo.backends.jax.whole import kept
 
-    def _planner(self, graph: Graph, wanted: Plan) -> Planner:
-        speed = GPU_SPEED if self._parallel else CPU_SPEED
-        buckets = Buckets(wanted.cuts(self.source), speed)
-        rates = RATES["gpu" if self._parallel else "cpu"]
-        # What is in host memory is named in terms of what is computed again.
-        first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
-        unrolled = wanted.unrolled(self.source)
-        graph, tiles = tile_ranges(graph, wanted.ranges(self.source), self.numbers)
-        planner = Planner(graph, self.numbers, first, unrolled, buckets, self.source, rates, tiles)
-        return planner.again(wanted) if wanted.recompute else planner
+        with self.seconds.of("disk"):
+            if self._library is None:
+                return None
+            request = self._request
+            return kept(self._library, request.text, request.left, self.source, self.numbers, self._compiled)
 
-    def _untangled(self, wanted: Plan) -> Planner | None:
-        """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
-        split = split_fixed_reads(self.graph)
-        if split is self.graph:
+    def _compiled(self) -> Whole | None:
+        """The program, compiled now and kept on disk; None for one that needs Python while it runs."""
+        from tempo.backends.jax.whole import keep
+
+        start = time.perf_counter()
+        peak = self._compilation.peak
+        with self.seconds.of("XLA"):
+            whole: Whole | None = self._machine.whole
+        if self._library is not None and whole is not None:
+            about = (whole, self._library, self._request.text, peak, start)
+            threading.Thread(target=keep, args=about, name="tempo.keep").start()
+        return whole
+
+    @cached_property
+    def _library(self) -> Library | None:
+        from tempo.backends.jax.library import library_of
+        from tempo.backends.jax.machine import find_device, use_disk_cache
+
+        if self.backend != "jax":
             return None
-        try:
-            planner = self._planner(split, wanted)
-            return None if planner.fastest().schedule.tangled else planner
-        except ScheduleError:
-            return None
+        use_disk_cache()
+        return library_of(find_device(self._request.device))
+
+    @cached_property
+    def _compilation(self) -> Compilation:
+        """Loops and stores. Of a program that was on disk they are made when somebody asks for them."""
+        return Compilation(self._request, self.seconds, self._library)
+
+    @property
+    def _machine(self) -> Any:
+        return None if self.backend == "numpy" else self._compilation.machine
+
+    @property
+    def _script(self) -> Script:
+        return self._compilation.script
+
+    @property
+    def graph(self) -> Graph:
+        """The program as it was simplified."""
+        return self._compilation.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its loops."""
+        return self._compilation.schedule
+
+    @property
+    def storage(self) -> Storage:
+        """Its stores."""
+        return self._compilation.storage
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided, and why."""
+        return self._compilation.plan
 
     @property
     def where(self) -> str:
         """The kind of device that the program runs on."""
-        return "numpy" if self._machine is None else str(self._machine.device.device_kind)
+        return "numpy" if self.backend == "numpy" else str(self._place.device.device_kind)
 
-    def _take(self, planned: Planned) -> None:
-        self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned))
-        self._script = Script(self.graph, self.schedule, self.storage)
-
-    def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
-        """Compile with XLA, and plan again for less where it takes more than was planned."""
-        self._build(device)
-        # What host functions return is not known before they do.
-        if not promised or budget is None or self._machine.calls:
-            return
-        target, smallest = budget, sys.maxsize
-        for rounds in itertools.count(1):
-            with self.timed("XLA"):
-                taken = sum(self._machine.memory().values())
-            if taken <= budget:
-                return
-            smallest = min(smallest, taken)
-            target = int(min(target, self.storage.peak) * budget / taken)
-            with self.timed("plan"):
-                try:
-                    planned = planner.within(target)
-                except BudgetError:
-                    planned = planner.least()
-            if rounds == MOST_ROUNDS or planned.storage.peak >= self.storage.peak:
-                raise BudgetError(
-                    f"program '{self.source.name}' does not fit into {show_bytes(budget)}: "
-                    f"compiled, it takes {show_bytes(smallest)}",
-                    smallest=smallest,
-                    hint=f"give memory={smallest}, or smaller bounds",
-                )
-            self._take(planned)
-            self._build(device)
-
-    def _build(self, device: str | None) -> None:
-        from tempo.backends.jax.machine import JaxMachine
-
-        with self.timed("XLA"):
-            self._machine = JaxMachine(
-                self.graph, self.schedule, self.storage, self.numbers, self._script, device, self._parallel
-            )
+    @property
+    def _place(self) -> Any:
+        """What knows the device and the inputs there."""
+        return self._machine if self._whole is None else self._whole.place
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""
-        if self._machine is not None and self._machine.whole and self._loaded is None:
+        if self._whole is not None and self._loaded is None:
             arrays = self._arrays(self.seed if seed is None else seed, inputs)
             self._latest, self._over = None, True
-            return self.result(self._machine.run(arrays), ())
+            return self.result(self._whole.run(arrays), ())
         run = self._start(seed, inputs)
         with run.held_back.watched:
             while run.advance():
@@ -256,10 +226,10 @@ class Executable:
         return run
 
     def _arrays(self, seed: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if self._machine is None:
+        if self.backend == "numpy":
             return check_inputs(self.source, self.numbers, inputs, seed)
-        machine = self._machine
-        return check_inputs(self.source, self.numbers, inputs, seed, adopt=machine.adopt, apart=machine.apart)
+        place = self._place
+        return check_inputs(self.source, self.numbers, inputs, seed, adopt=place.adopt, apart=place.apart)
 
     def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
         if self._machine is not None:
@@ -280,9 +250,6 @@ class Executable:
             emitted[name].append(record)
         return Result({name: np.asarray(outputs[name]) for name in self.source.outputs}, emitted)
 
-    def timed(self, phase: str) -> _Timer:
-        return _Timer(self.seconds, phase)
-
     def loop_tree(self, *names: str) -> str:
         """The loops and what is computed in them, as text; with ``names``, of tensors or of operations such as
         ``"einsum"``, nothing but those."""
@@ -301,8 +268,8 @@ class Executable:
             ("loop tree", self.loop_tree()),
             ("stores", str(self.storage)),
         ]
-        if self._machine is not None:
-            sections.append(("XLA programs", self._machine.describe()))
+        if self.backend == "jax":
+            sections.append(("XLA programs", (self._whole or self._machine).describe()))
         sections.append(("seconds", ", ".join(f"{phase} {s:.3f}" for phase, s in self.seconds.items())))
         return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
 
@@ -350,22 +317,10 @@ class Emitted(NamedTuple):
     value: np.ndarray[Any, Any]
 
 
-class _Timer:
-    def __init__(self, seconds: dict[str, float], phase: str) -> None:
-        self.seconds = seconds
-        self.phase = phase
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
-
-
 def _on_gpu(backend: str, device: str | None) -> bool:
     """Whether a program will run where many steps at once take no longer than one."""
     if backend != "jax":
         return False
-    from tempo.backends.jax.machine import _device
+    from tempo.backends.jax.machine import find_device
 
-    return bool(_device(device).platform == "gpu")
+    return bool(find_device(device).platform == "gpu")

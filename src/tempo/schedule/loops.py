@@ -104,7 +104,9 @@ class Schedule:
 
     def own_step(self, node: Node, dim: Dim, step: Any) -> Any:
         """The step of a node's dim that is computed at a step of the loop over it."""
-        return step - dim.start.evaluate(self.numbers) - self.shifts.get((node, dim.origin), 0)
+        offset = dim.start.evaluate(self.numbers) + self.shifts.get((node, dim.origin), 0)
+        # A step may be traced, and subtracting nothing then takes a tenth of all tracing.
+        return step - offset if offset else step
 
     def steps(self, node: Node, dim: Dim) -> tuple[int, int]:
         """The first step of a dim at which a node is needed, and the one after the last."""

@@ -177,6 +177,8 @@ def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
 
 def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
     """The most that a size can be."""
+    if isinstance(size, int):
+        return size
     return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 

@@ -46,6 +46,8 @@ class Iterated:
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
+        self.latest: tuple[Loop, set[Node], set[Node]] | None = None
+        """A loop, and the nodes ``inside`` of it."""
 
     def unrolled(self, tree: Loop, stores: Stores) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
@@ -76,8 +78,7 @@ class Iterated:
     def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
         """By how many iterations reads within a loop look back for a node that is computed in it; None for those that
         are not known to be at one of the last few."""
-        directly = {c.node for c in tree.body if isinstance(c, Compute)}
-        everywhere = {c.node for c in computes(tree.body)}
+        directly, everywhere = self.inside(tree)
         found: list[int | None] = []
         for d in self.readers.get(node, ()):
             distance = d.distance(tree.dim) if d.consumer in everywhere else None
@@ -99,9 +100,9 @@ class Iterated:
 
     def registers(self, node: Node, tree: Loop, back: int, stores: Stores) -> Registers | None:
         """What a loop hands from iteration to iteration of a node, if anything."""
-        inside = {c.node for c in tree.body if isinstance(c, Compute)}
+        directly, everywhere = self.inside(tree)
         own = next((d for d in node.domain if d.origin is tree.dim), None)
-        if tree.block or node not in inside or own is None:
+        if tree.block or node not in directly or own is None:
             return None
         store = stores[node]
         kept = store.dims[own]
@@ -111,7 +112,6 @@ class Iterated:
         depth = max((n for n in distances if n is not None), default=0)
         # A window that is only looked into at known distances needs no store while the loop runs; but a copy in host
         # memory gets all of it, and the rest of a block reads all its steps.
-        everywhere = {c.node for c in computes(tree.body)}
         beside = tree.inner and any(d.consumer not in everywhere for d in self.readers.get(node, ()))
         stored = not isinstance(kept, Window) or None in distances or bool(store.host) or beside
         if isinstance(kept, Window) and not stored:
@@ -136,6 +136,14 @@ class Iterated:
         # own_step of nothing is how far a node's steps are behind the loop's.
         theirs: Expr = item - self.schedule.own_step(edge.node, d, 0)
         return bool(theirs + back == own - self.schedule.own_step(reader, own, 0))
+
+    def inside(self, tree: Loop) -> tuple[set[Node], set[Node]]:
+        """The nodes that a loop computes: in its body, and in loops within that as well."""
+        found = self.latest
+        if found is None or found[0] is not tree:  # all nodes of a loop are asked about in a row
+            directly = {c.node for c in tree.body if isinstance(c, Compute)}
+            self.latest = found = tree, directly, {c.node for c in computes(tree.body)}
+        return found[1:]
 
     def is_looped(self, node: Node, d: Dim) -> bool:
         return any(family is d.origin for place in self.schedule.places[node] for family, _ in place)

@@ -294,11 +294,10 @@ class Lowering:
                         state[node] = jx.fit(state[node], shape)
 
     def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
-        """The shape of a node's store inside of some loops: with no more steps than there are at the end of one that
-        lets it grow."""
+        """The shape of a node's store inside of some loops that compute it: with no more steps than there are at the
+        end of one that lets it grow."""
         store = self.storage.stores[node]
-        own = (loop for loop in loops if loop.grows and any(c.node is node for c in computes(loop.body)))
-        ends = {loop.dim: loop.stop - 1 for loop in own}
+        ends = {loop.dim: loop.stop - 1 for loop in loops if loop.grows}
         steps = []
         for d, kept in store.dims.items():
             if isinstance(kept, Steps) and d.origin in ends:
@@ -501,7 +500,8 @@ class Lowering:
         ]
         varying = self.varying(node, operands, block)
         coordinates = [
-            jnp.asarray(block.ranges[d].steps) if d in varying else jnp.asarray(block.ranges[d].start, jnp.int32)
+            # Without a detour over JAX, which takes far longer than making the numbers.
+            block.ranges[d].steps if d in varying else _int32(block.ranges[d].start)
             for d in block.dims
         ]
         function, traced = self.function(node, edges, operands, varying, turned, block)
@@ -533,6 +533,24 @@ class Lowering:
         shapes = tuple((edge.shape, self.settled(edge)) for edge in edges)
         axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
         still = None if turned is None else replace(turned, first=None)
+        traced = {name: known[s] for s, name in names.items()}
+        spans = {s: span for s, span in block.spans().items() if s in symbols or s in block.dims}
+        key: Any = None  # for what has no operands: it may be large, and is there once
+        if edges:
+            key = (
+                node.op,
+                frozen(node.attributes),
+                shapes,
+                tuple(map(tuple, axes)),
+                tuple(d in varying for d in block.dims),
+                block.dims,
+                tuple(spans.items()),
+                tuple(numbers.items()),
+                tuple(names.items()),
+                still,
+            )
+        if key in self.functions:
+            return self.functions[key], traced
 
         def at_point(coordinates: list[Array], arrays: list[Array], traced: dict[str, Array], first: Any) -> Array:
             here = {**numbers, **{s: traced[name] for s, name in names.items()}}
@@ -552,23 +570,9 @@ class Lowering:
             if d in varying:
                 marks = [0 if m == n else None for m in range(len(block.dims))]
                 function = jax.vmap(function, in_axes=(marks, axes[n], None, None))
-        traced = {name: known[s] for s, name in names.items()}
-        if not edges:
-            return function, traced
-        spans = {s: span for s, span in block.spans().items() if s in symbols or s in block.dims}
-        key = (
-            node.op,
-            frozen(node.attributes),
-            shapes,
-            tuple(map(tuple, axes)),
-            tuple(d in varying for d in block.dims),
-            block.dims,
-            tuple(spans.items()),
-            tuple(numbers.items()),
-            tuple(names.items()),
-            still,
-        )
-        return self.functions.setdefault(key, jax.jit(function, inline=True)), traced
+        if edges:
+            self.functions[key] = function = jax.jit(function, inline=True)
+        return function, traced
 
     def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
         """What sizes and attributes of a primitive depend on."""
@@ -668,7 +672,8 @@ class Lowering:
         if value.dims != block.dims:
             array = _spread(value, block.dims, 0)
             array = jnp.broadcast_to(array, (*block.lengths, *array.shape[len(block.dims) :]))
-        array = array.astype(node.dtype)
+        if array.dtype != node.dtype:
+            array = array.astype(node.dtype)
         inside = {d: block.loops[d.origin] for d in node.domain if d.origin in block.loops}
         kept_here = [store.dims[d] for d in inside]
         # A loop hands on what it folds: in a store for whole blocks, though that of the loop around may be shorter.
@@ -714,6 +719,10 @@ class Lowering:
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
+
+
+def _int32(step: Any) -> Any:
+    return np.int32(step) if isinstance(step, int) else jnp.asarray(step, jnp.int32)
 
 
 def _block_of(place: Any) -> tuple[Any, int]:

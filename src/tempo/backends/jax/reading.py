@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ class Block:
     loops: Mapping[Dim, Any]
     node: Node
 
-    @property
+    @cached_property
     def dims(self) -> tuple[Dim, ...]:
         """The dims that are computed at once."""
         return tuple(d for d in self.ranges if d not in self.at)

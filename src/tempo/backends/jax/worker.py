@@ -87,7 +87,7 @@ class Parts:
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, CompiledPart] = {}
         self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
-        self.finish = jax.jit(self._finish)
+        self.finish = jax.jit(lambda values: self.finished(self.by_key(values)))
         self.readers = _readers(self.graph)
         for node, home in lowering.storage.homes.items():
             # Others are given what is in host memory.
@@ -134,8 +134,8 @@ class Parts:
             found[node] = replace(self.stores[node], dims=dims)
         return found
 
-    def _finish(self, values: Mapping[int, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        state = self.by_key(values)
+    def finished(self, state: State) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The outputs, and the steps made of dims that stop on data."""
         lowering = copy.copy(self.lowering)
         lowering.storage = Storage({**self.stores, **self.shown})
         outputs = {n: lowering.output(n, e, state) for n, e in self.graph.outputs.items() if n not in self.direct}
@@ -167,16 +167,8 @@ class Parts:
         return outline(shape or store.shape, key.dtype)
 
     def given(self, part: CompiledPart | Joint, state: State, fill: Fill, fit: Any) -> tuple[State, State]:
-        """What a part is given, out of a state: stores that it reads, and those that it writes into, which are no
-        longer there, with room for what it adds."""
-        missing = [key for key in part.reads if key not in state]
-        if missing:
-            state |= fill({key: self.initial(key, part.rooms.get(key)) for key in missing})
-        for key in part.reads:
-            if key in part.rooms and state[key].shape != part.rooms[key]:
-                state[key] = fit(state[key], part.rooms[key])
-        kept = {key: state[key] for key in part.reads if key not in part.writes}
-        return kept, {key: state.pop(key) for key in part.reads if key in part.writes}
+        """What a part is given, out of a state."""
+        return given(part, state, self.initial, fill, fit)
 
     @functools.cached_property
     def over(self) -> dict[Item, tuple[Any, ...]]:
@@ -267,7 +259,8 @@ class Parts:
 
         loops = [*item.outer, *(tree for tree in item.trees if isinstance(tree, Loop))]
         whole = [node for node in carried if not apart.unrolled(self.stores[node])]
-        rooms = {node: lowering.room(node, loops) for node in whole}
+        computed_in = [(loop, {c.node for c in computes(loop.body)}) for loop in loops if loop.grows]
+        rooms = {node: lowering.room(node, [loop for loop, nodes in computed_in if node in nodes]) for node in whole}
         emits = tuple(only(emitted, item.trees))
         return CompiledPart(reads, writes, emits, gathered, rooms, cuts, offloaded, execute, function)
 
@@ -299,6 +292,19 @@ class Parts:
             elif d.origin in outer:
                 kept[d] = Window(outer[d.origin].block) if outer[d.origin].block else Latest()
         return Store(node, kept, self.stores[node].value)
+
+
+def given(part: Any, state: State, initial: Callable[[Any, Any], Any], fill: Fill, fit: Any) -> tuple[State, State]:
+    """What a part is given, out of a state: stores that it reads, and those that it writes into, which are no longer
+    there, with room for what it adds. ``initial`` has what is there before anything is computed."""
+    missing = [key for key in part.reads if key not in state]
+    if missing:
+        state |= fill({key: initial(key, part.rooms.get(key)) for key in missing})
+    for key in part.reads:
+        if key in part.rooms and state[key].shape != part.rooms[key]:
+            state[key] = fit(state[key], part.rooms[key])
+    kept = {key: state[key] for key in part.reads if key not in part.writes}
+    return kept, {key: state.pop(key) for key in part.reads if key in part.writes}
 
 
 class JaxWorker:

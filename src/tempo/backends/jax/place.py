@@ -1,0 +1,61 @@
+"""Where a program runs: its device, and its inputs there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = Any
+
+
+class Place:
+    """A device, and what a program is given there: the outlines of its ``inputs``, one for every step of the first
+    dim if that is unrolled. Those that are ``offloaded`` stay in host memory."""
+
+    def __init__(self, device: Any, wide: bool, inputs: Mapping[str, Any], offloaded: Container[str] = ()) -> None:
+        self.device = device
+        self.wide = wide
+        self.inputs = inputs
+        self.offloaded = offloaded
+        self.apart = frozenset(name for name, declared in inputs.items() if isinstance(declared, tuple))
+        self.take_apart = jax.jit(tuple)
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """JAX with 64-bit types where the program has any, on the program's device."""
+        with jax.enable_x64(self.wide), jax.default_device(self.device):
+            yield
+
+    def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: self.steps_on_device(name, inputs[name]) for name in self.inputs if name not in self.offloaded}
+
+    def steps_on_device(self, name: str, given: Any) -> Any:
+        """An input on the device, or one array for each step of its first dim, if that is unrolled."""
+        if name not in self.apart:
+            return self.on_device(given)
+        if isinstance(given, jax.Array):
+            given = self.take_apart(given)
+        return tuple(map(self.on_device, given))
+
+    def on_device(self, array: Array) -> Array:
+        if isinstance(array, jax.Array) and array.devices() == {self.device}:
+            return array
+        return jax.device_put(array, self.device)
+
+    def adopt(self, value: Any) -> Array | None:
+        """The array of another library, or of JAX, without a detour over NumPy; None for anything else."""
+        if isinstance(value, jax.Array):
+            return value
+        if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
+            return None
+        with jax.enable_x64(True):  # nothing may lose bits before its dtype is checked
+            try:
+                # Not the memory itself, in which its owner may write while the program runs.
+                return jnp.array(jax.dlpack.from_dlpack(value), copy=True)
+            except (TypeError, ValueError, RuntimeError, BufferError):  # a device or a dtype that JAX does not know
+                return None

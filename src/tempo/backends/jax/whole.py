@@ -1,0 +1,177 @@
+"""A whole program that runs without Python: from inputs to outputs, in one XLA program or several."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from tempo.backends.jax.library import Library, least_seconds
+from tempo.backends.jax.place import Place
+from tempo.backends.jax.stages import NotKeptError, Recipe, Stages, Taken
+from tempo.graph.node import Graph
+from tempo.schedule.results import cut
+
+Array = Any
+Steps = Mapping[str, tuple[range, ...]]
+
+LEAST_SECONDS = 1.0
+"""Programs that are compiled in less time have no record."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A whole program on disk: everything but the graph that it was made of."""
+
+    programs: Sequence[str | None]
+    """The names of its XLA programs in the library; None for those that are not there."""
+    recipe: Recipe | None
+    """What is done with them, if there are several."""
+    taken: Taken | None
+    inputs: Mapping[str, Any]
+    wide: bool
+    steps: Steps
+    peak: int
+    """The bytes that there must be on the device for the plan to be the one that Tempo chooses."""
+
+
+class Whole:
+    """A compiled program, called with arrays by name."""
+
+    def __init__(
+        self,
+        place: Place,
+        compiled: Any,
+        source: Graph,
+        numbers: Mapping[Any, int],
+        steps: Steps,
+        otherwise: Callable[[], Whole | None] | None = None,
+    ) -> None:
+        """``compiled`` gives outputs for all ``steps`` that there may be, and how many were made of dims that stop on
+        data. Where a part of it is not on disk, ``otherwise`` compiles the program."""
+        self.place = place
+        self.compiled = compiled
+        self.source = source
+        self.numbers = numbers
+        self.steps = steps
+        self.otherwise = otherwise
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        with self.place.settings():
+            arrays = self.place.put(inputs)
+            outputs, made = self.completed(lambda: self.compiled(arrays))
+            return cut_all(self.source, self.numbers, self.steps, outputs, made)
+
+    def completed(self, do: Callable[[], Any]) -> Any:
+        """What a function gives; done again, if something is missing on disk."""
+        try:
+            return do()
+        except NotKeptError:
+            whole = None if self.otherwise is None else self.otherwise()
+            if whole is None:
+                raise
+            self.compiled = whole.compiled
+            return do()
+
+    def memory(self) -> dict[str, int]:
+        """What XLA says the program takes, in bytes."""
+        if isinstance(self.compiled, Stages):
+            found: dict[str, int] = self.completed(lambda: self.compiled.memory())
+            return found
+        analysis: Any = self.compiled.memory_analysis()
+        return {
+            "inputs": analysis.argument_size_in_bytes,
+            "outputs": analysis.output_size_in_bytes,
+            "temporaries": analysis.temp_size_in_bytes,
+        }
+
+    def describe(self) -> str:
+        """The XLA programs and what they take."""
+        several = isinstance(self.compiled, Stages)
+        count = f"{len(self.compiled.recipe.stages)} programs" if several else "1 program"
+        return f"{count}, bytes: {', '.join(f'{name} {size:,}' for name, size in self.memory().items())}"
+
+
+def cut_all(
+    source: Graph, numbers: Mapping[Any, int], steps: Steps, outputs: Mapping[str, Array], made: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Outputs at the points that there are when dims have stopped, of those for all ``steps`` that there may be."""
+    if not made:
+        return dict(outputs)
+    real = {**numbers, **{bound: int(made[bound.name]) for bound in numbers if bound.name in made}}
+    return {name: cut(source, real, name, steps[name], array) for name, array in outputs.items()}
+
+
+def kept(
+    library: Library,
+    text: str | None,
+    left: int | None,
+    source: Graph,
+    numbers: Mapping[Any, int],
+    otherwise: Callable[[], Whole | None],
+) -> Whole | None:
+    """The program for what ``text`` asks for, if it is in the library, and right for what is left of the device's
+    memory."""
+    name = library.name_of_record(text)
+    record = None if name is None else library.get(name)
+    if not isinstance(record, Record) or (left is not None and record.peak > left):
+        return None
+    contents = [None if name is None else library.get(name) for name in record.programs]
+    place = Place(library.device, record.wide, record.inputs)
+
+    def load(content: Any) -> Any:
+        if content is None:
+            raise NotKeptError
+        try:
+            with place.settings():
+                return library.load(content)
+        except Exception as error:  # whatever XLA says about it: the program is compiled
+            raise NotKeptError from error
+
+    if record.recipe is None or record.taken is None:
+        try:
+            return Whole(place, load(contents[0]), source, numbers, record.steps)
+        except NotKeptError:
+            return None
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    # A run may need the last one soon.
+    last = pool.submit(load, contents[-1])
+    programs = [*(pool.submit(load, content) for content in contents[:-1]), last]
+    pool.shutdown(wait=False)
+    taken = record.taken
+    return Whole(place, Stages(record.recipe, programs, lambda: taken), source, numbers, record.steps, otherwise)
+
+
+def keep(whole: Whole, library: Library, text: str | None, peak: int, start: float) -> None:
+    """Keep a program that is compiled since ``start``: its XLA programs and, if that takes long, a record of it for
+    what ``text`` asks for."""
+    compiled = whole.compiled
+    if not isinstance(compiled, Stages):
+        _keep([compiled], whole, library, text, peak, start)
+        return
+    # Once when runs can begin, for processes that end soon; once when everything is there.
+    for awaited in (compiled.first, compiled.programs):
+        wait(awaited)
+        done = [future.result() if _succeeded(future) else None for future in compiled.programs]
+        _keep(done, whole, library, text, peak, start)
+
+
+def _keep(programs: Sequence[Any], whole: Whole, library: Library, text: str | None, peak: int, start: float) -> None:
+    for program in programs:
+        library.keep(program, least_seconds())
+    name = library.name_of_record(text)
+    if name is None or peak == sys.maxsize or time.perf_counter() - start < LEAST_SECONDS:
+        return
+    names = [library.keep(program) for program in programs]
+    compiled, place = whole.compiled, whole.place
+    recipe, taken = (compiled.recipe, compiled.taken()) if isinstance(compiled, Stages) else (None, None)
+    record = Record(names, recipe, taken, place.inputs, place.wide, whole.steps, peak)
+    library.put(name, record)
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None

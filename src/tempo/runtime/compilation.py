@@ -1,0 +1,221 @@
+"""From a program to what runs: analysis, passes, a plan, and XLA programs that keep to it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tempo.analysis import check_program
+from tempo.errors import BudgetError
+from tempo.graph.fingerprint import identity
+from tempo.graph.node import Graph
+from tempo.passes import apply_passes, with_own_emits
+from tempo.passes.pinned import split_fixed_reads
+from tempo.passes.ranges import tile_ranges
+from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
+from tempo.schedule.cost import RATES
+from tempo.schedule.decisions import decisions
+from tempo.schedule.loops import ScheduleError
+from tempo.schedule.plan import Plan
+from tempo.schedule.planning import Planned, Planner, show_bytes
+from tempo.schedule.script import Script
+from tempo.schedule.unrolling import worth_unrolling
+
+if TYPE_CHECKING:
+    from tempo.backends.jax.library import Library
+    from tempo.backends.jax.machine import JaxMachine
+
+# How often a program is compiled again because XLA takes more memory than was planned.
+MOST_ROUNDS = 4
+
+# Where stores take this part of a device's memory, what XLA takes is looked at.
+NEAR = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be compiled, and how."""
+
+    source: Graph
+    numbers: Mapping[Any, int]
+    backend: str
+    device: str | None
+    parallel: bool
+    """Whether many steps at once take no longer than one."""
+    skip: Container[str]
+    """Passes that are left out."""
+    goal: str
+    wanted: Plan
+    chooses: bool
+    """Whether Tempo chooses the plan."""
+    budget: int | None
+    """The bytes that a program may take on the device, if there is a limit."""
+    promised: bool
+    """Whether the budget is a promise to the user, and not just what the device has."""
+
+    @property
+    def left(self) -> int | None:
+        """The bytes that the device has, if they are what decides."""
+        return None if self.promised or self.goal == "smallest" else self.budget
+
+    @cached_property
+    def text(self) -> str | None:
+        """The same for requests that give the same programs, with any memory of the device that is large enough; None
+        if nobody can tell."""
+        # A plan names the tensors that are in host memory, by names that the identity does not have.
+        program = None if self.skip or self.wanted.host else identity(self.source)
+        if program is None:
+            return None
+        bounds = sorted((bound.name, number) for bound, number in self.numbers.items())
+        plan = (self.goal, self.wanted.settings(), self.chooses, self.budget if self.promised else None)
+        return repr((program, bounds, self.device, self.parallel, plan))
+
+
+class Seconds(dict[str, float]):
+    """The time that phases took: ``with seconds.of("plan"): ...``."""
+
+    def of(self, phase: str) -> _Timer:
+        return _Timer(self, phase)
+
+
+class _Timer:
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self.seconds = seconds
+        self.phase = phase
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
+
+
+class Compilation:
+    """A program with its loops and stores, and for JAX a ``machine`` that runs them."""
+
+    def __init__(self, request: Request, seconds: Seconds, library: Library | None = None) -> None:
+        self.request = request
+        self.seconds = seconds
+        self.library = library
+        self.peak = 0
+        """The bytes that a device must have left for the same plan to be chosen again; more than there are, if it was
+        chosen because of what this one had left."""
+        with seconds.of("analysis"):
+            check_program(request.source, request.numbers)
+        planner = self.planned(request.wanted)
+        if request.chooses and request.parallel:
+            unroll = worth_unrolling(request.source, self.graph, self.schedule, self.storage)
+            if unroll:
+                planner = self.planned(replace(request.wanted, unroll=unroll))
+        # A device's own memory is no promise, but there is no more of it: XLA may take a few times what is planned.
+        near = request.budget is not None and self.storage.peak > request.budget // NEAR
+        if request.backend == "jax" and (request.promised or near):
+            self.fit(planner)
+
+    @cached_property
+    def machine(self) -> JaxMachine:
+        from tempo.backends.jax.machine import JaxMachine
+
+        request = self.request
+        return JaxMachine(
+            request.source,
+            self.graph,
+            self.schedule,
+            self.storage,
+            request.numbers,
+            self.script,
+            request.device,
+            request.parallel,
+            self.library,
+        )
+
+    def planned(self, wanted: Plan) -> Planner:
+        """Passes, loops and stores for what is wanted."""
+        request = self.request
+        with self.seconds.of("passes"):
+            several = request.numbers if request.parallel else None
+            unrolled = wanted.unrolled(request.source)
+            graph = apply_passes(request.source, request.skip, several, request.numbers, unrolled)
+            self.graph = with_own_emits(graph)
+        with self.seconds.of("plan"):
+            try:
+                planner = self.planner(self.graph, wanted)
+                tangled = planner.fastest().schedule.tangled
+            except ScheduleError:
+                tangled = True
+            if tangled:
+                planner = self.untangled(wanted) or self.planner(self.graph, wanted)
+            if request.goal == "smallest":
+                self.take(planner.smallest())
+            elif request.budget is None:
+                self.take(planner.fastest())
+            else:
+                chosen = planner.within(request.budget)
+                if request.left is not None:
+                    fits = chosen is planner.fastest()
+                    self.peak = max(self.peak, chosen.storage.peak if fits else sys.maxsize)
+                self.take(chosen)
+        return planner
+
+    def planner(self, graph: Graph, wanted: Plan) -> Planner:
+        source, numbers, parallel = self.request.source, self.request.numbers, self.request.parallel
+        speed = GPU_SPEED if parallel else CPU_SPEED
+        buckets = Buckets(wanted.cuts(source), speed)
+        rates = RATES["gpu" if parallel else "cpu"]
+        # What is in host memory is named in terms of what is computed again.
+        first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
+        unrolled = wanted.unrolled(source)
+        graph, tiles = tile_ranges(graph, wanted.ranges(source), numbers)
+        planner = Planner(graph, numbers, first, unrolled, buckets, source, rates, tiles)
+        return planner.again(wanted) if wanted.recompute else planner
+
+    def untangled(self, wanted: Plan) -> Planner | None:
+        """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
+        split = split_fixed_reads(self.graph)
+        if split is self.graph:
+            return None
+        try:
+            planner = self.planner(split, wanted)
+            return None if planner.fastest().schedule.tangled else planner
+        except ScheduleError:
+            return None
+
+    def take(self, planned: Planned) -> None:
+        self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
+        self.plan = replace(planned.plan, decisions=decisions(planned))
+        self.script = Script(self.graph, self.schedule, self.storage)
+        self.__dict__.pop("machine", None)
+
+    def fit(self, planner: Planner) -> None:
+        """Compile with XLA, and plan again for less where it takes more than was planned."""
+        budget = self.request.budget
+        # What host functions return is not known before they do.
+        if budget is None or self.machine.calls:
+            return
+        target, smallest = budget, sys.maxsize
+        for rounds in itertools.count(1):
+            with self.seconds.of("XLA"):
+                taken = sum(self.machine.memory().values())
+            if taken <= budget:
+                return
+            smallest = min(smallest, taken)
+            target = int(min(target, self.storage.peak) * budget / taken)
+            with self.seconds.of("plan"):
+                try:
+                    planned = planner.within(target)
+                except BudgetError:
+                    planned = planner.least()
+            if rounds == MOST_ROUNDS or planned.storage.peak >= self.storage.peak:
+                raise BudgetError(
+                    f"program '{self.request.source.name}' does not fit into {show_bytes(budget)}: "
+                    f"compiled, it takes {show_bytes(smallest)}",
+                    smallest=smallest,
+                    hint=f"give memory={smallest}, or smaller bounds",
+                )
+            self.take(planned)
+            self.peak = sys.maxsize
