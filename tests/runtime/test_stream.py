@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.iterated import unrolled
 from tempo.runtime import run as running
 from tempo.runtime.executable import Executable
 from tempo.schedule import script
@@ -207,7 +206,7 @@ def test_chunks_of_unrolled_iterations() -> None:
     steps = 40
     run = Executable(prog.graph, {I: steps}, parallel=True)
     (loop,) = [item.loop for item in run._script.leaves() if isinstance(item, script.Chunks)]
-    assert unrolled(loop) > 4
+    assert run._machine.lowering.iterated.unrolled(loop, run.storage.stores) > 4
     stream = run.stream()
     assert listed(stream) == [("w", (i,), 0.5**i) for i in range(steps)]
     assert stream.result is not None
