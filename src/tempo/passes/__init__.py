@@ -9,6 +9,7 @@ from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.attention import fuse_attention
+from tempo.passes.equal import merge_equal
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.rows import hand_rows_on
@@ -22,6 +23,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
     ("drop single steps", drop_single_steps),
     ("simplify", simplify),
+    ("merge equal", merge_equal),
     ("split pinned", split_pinned),
     ("hand rows on", hand_rows_on),
     ("skew", skew),

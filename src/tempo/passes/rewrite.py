@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
@@ -47,16 +48,21 @@ def through(edge: Edge, new: Edge) -> Edge:
     return Edge(new.node, index)
 
 
-def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]] | None = None) -> Graph:
+def rebuild(
+    graph: Graph,
+    change: Replace,
+    cases: Mapping[Node, tuple[Case, ...]] | None = None,
+    recurrent: Mapping[Node, Node] = MappingProxyType({}),
+) -> Graph:
     """The graph with every node that ``change`` gives an edge for replaced by it.
 
-    Nodes are visited operands first. Recurrent nodes stay themselves; what their cases read is replaced. New
-    recurrent nodes that ``change`` makes leave their cases in ``Rebuilt.cases``.
+    Nodes are visited operands first. Recurrent nodes stay themselves, or become other ones that ``recurrent`` names;
+    what their cases read is replaced. New recurrent nodes that ``change`` makes leave their cases in ``Rebuilt.cases``.
     """
     done = Rebuilt()
     for node in graph.nodes:
         if node.op is RECURRENT:
-            done.edges[node] = node.here()
+            done.edges[node] = recurrent.get(node, node).here()
     for node in graph.nodes:
         if node.op is RECURRENT:
             continue

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tempo.graph.build import make, scalar
 from tempo.graph.node import (
@@ -74,8 +74,7 @@ class _UnknownStepError(Exception):
         self.dim = dim
 
 
-@dataclass(frozen=True)
-class _Instance:
+class _Instance(NamedTuple):
     """A node at one step of each of its dropped dims."""
 
     node: Node
@@ -93,6 +92,7 @@ class _Dropped:
         # Who reads at step 0, whatever else: results and host calls.
         self.first: dict[Symbol, Expr] = {**self.bounds, **dict.fromkeys(dims, constant(0))}
         self.spans: dict[Node, dict[Dim, range]] = {}
+        self.edges: dict[_Instance, tuple[Edge, ...]] = {}
         self.cases: dict[_Instance, tuple[Case, ...]] = {}
         self.nodes: dict[_Instance, Node] = {}
         self.done: dict[_Instance, Edge] = {}
@@ -139,7 +139,8 @@ class _Dropped:
         while pending:
             found = pending.pop()
             if found not in reads:
-                reads[found] = [other for edge in self.reads(found) for other in self.instances(edge)]
+                self.edges[found] = tuple(self.reads(found))
+                reads[found] = [other for edge in self.edges[found] for other in self.instances(edge)]
                 pending += reads[found]
         return reads
 
@@ -237,7 +238,7 @@ class _Dropped:
         if node.op is HOST_RESULT:
             edges = tuple(Edge(self.nodes[_Instance(edge.node, ())], edge.index) for edge in node.edges)
         else:
-            edges = tuple(self.read(edge) for edge in self.reads(found))
+            edges = tuple(map(self.read, self.edges[found]))
         if node.op is HOST:  # an argument has an axis for every batch dim over which it was written to vary
             edges = tuple(over(*both) for both in zip(node.edges, edges, strict=True))
         self.nodes[found] = self.at_steps(found, edges, counts)
@@ -265,7 +266,9 @@ class _Dropped:
         name = f"{node.name} at {where}" if node.name and counts[node] > 1 else node.name
         domain = self.rest(node.domain, node.domain)
         new = in_variables(node, self.replacement(found), domain, edges, name)
-        return replace(new, attributes={key: _plain(value) for key, value in new.attributes.items()})
+        new = replace(new, attributes={key: _plain(value) for key, value in new.attributes.items()})
+        # The only one takes the place of the old one: tensors stay in the order in which they were declared.
+        return replace(new, number=node.number) if node.op is RECURRENT and counts[node] == 1 else new
 
     def read(self, edge: Edge) -> Edge:
         """What an edge, whose index has numbers in place of dropped dims, reads now."""
