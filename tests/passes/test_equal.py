@@ -101,7 +101,7 @@ def test_a_difference_at_the_end_of_a_chain_comes_through() -> None:
 
 
 def test_chains_that_take_too_long_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    prog, T = two()
+    prog, _ = two()
     monkeypatch.setattr(equal, "MOST_ROUNDS", 0)
     graph = simplify(prog.graph)
     assert merge_equal(graph) is graph

@@ -109,7 +109,7 @@ class _Dropped:
                 self.done[found] = self.nodes[found].here()
         # Operands come first; circles go through recurrent nodes, which are there already.
         for circle in components(needed):
-            for found in sorted(circle, key=lambda f: f.node.number):
+            for found in sorted(circle, key=lambda f: (f.node.number, f.steps)):
                 alone = len(circle) == 1 and found not in needed[found]
                 self.done[found] = (
                     self.recurrent(found, alone) if found in self.cases else self.operation(found, counts)
