@@ -14,6 +14,7 @@ from tempo.ops.elementwise import CAST
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.simplify import simplify
 from tempo.reference import evaluate
+from tempo.symbolic import constant
 
 Tensor = tp.RecurrentTensor
 Write = Callable[[Tensor], Tensor]
@@ -71,6 +72,11 @@ ALL_REMOVED: dict[str, tuple[Write, list[str]]] = {
         ["less", "logical_or", "where"],
     ),
     "x * (2 - 1)": (lambda x: x * (tp.full((2, 3), 2.0) - 1), ["subtract", "multiply"]),
+    "a sum over an axis of size 1": (
+        lambda x: tp.sum(x.reshape((2, 1, 3)), axis=1),
+        ["reshape", "sum"],
+    ),
+    "x + an index that is 0": (lambda x: x + constant(0), ["index_value", "cast", "add"]),
     "all of it": (lambda x: tp.copy(tp.negative(-(x * 1 + 0))), ["multiply", "add", "negative", "negative", "copy"]),
 }
 

@@ -75,6 +75,20 @@ def test_one_acting_loop_and_no_second_forward_pass() -> None:
     assert "einsum" not in {tree.node.op.name for loop in rest for tree in loop.body if isinstance(tree, Compute)}
 
 
+def test_one_epoch_of_one_minibatch_has_no_second_forward_pass() -> None:
+    """The parameters that act and those that are learned have the same values, and become the same tensors."""
+    env = rl.CartPole()
+    networks = rl.Policy(env, [16]), rl.Critic(env, [16])
+    algorithm = rl.ppo(env, *networks, iterations=3, count=4, steps=6, epochs=1, minibatches=1)
+    run = algorithm.program.compile(algorithm.bounds)
+    iterations, acting, *rest = loops(run.schedule.trees)
+    assert products(acting.body, "policy.net.layers.0.weight") == 1
+    assert products(iterations.body, "policy.net.layers.0.weight") == 0
+    assert products(iterations.body, "critic.net.layers.0.weight") == 2
+    assert {loop.dim.name for loop in rest} <= {"t"}
+    assert not any(node.name.startswith("acting.") for node in run.graph.nodes)
+
+
 def test_several_updates_compute_the_policy_again_for_a_minibatch_at_once() -> None:
     env = rl.CartPole()
     algorithm = rl.ppo(

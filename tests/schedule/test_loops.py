@@ -375,3 +375,20 @@ def test_what_a_loop_reads_is_computed_before_it_if_that_keeps_no_more() -> None
     (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
     inside = {statement.node.op.name for statement in computes(loop.body)}
     assert "exp" in inside and not inside & {"random_bits", "log", "cos"}
+
+
+@pytest.mark.parametrize("read_later", [False, True])
+def test_what_is_smaller_is_kept_in_place_of_what_it_is_made_of(read_later: bool) -> None:
+    """But where the larger one is kept anyway, the loop would only write more."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        h = prog.recurrent("h", (8,), t)
+        h[-1] = tp.ones(8)
+        steps = tp.sin(h[t - 1] * 2)
+        h[t] = steps
+        prog.output("positive", steps > 0)
+        if read_later:
+            prog.output("exponentials", tp.exp(steps))
+    run = prog.compile({T: 5}, backend="numpy")
+    assert run.loop_tree("less").startswith("for t") is not read_later
+    np.testing.assert_array_equal(run().positive, prog.evaluate({T: 5}).positive)

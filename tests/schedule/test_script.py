@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.runtime.executable import Executable
 from tempo.schedule import script
 from tempo.schedule.script import END, START, Script
 
@@ -56,7 +57,9 @@ def test_python_runs_the_loops_around_host_calls() -> None:
 def test_a_loop_of_one_step_is_looked_into() -> None:
     """The loops in it are what takes time."""
     prog, I, T = training()
-    assert "    t = 0 .. 4, at most 5 at a time" in str(written(prog, {I: 1, T: 5})).splitlines()
+    assert "t = 0 .. 4, at most 5 at a time" in str(written(prog, {I: 1, T: 5})).splitlines()
+    kept = Executable(prog.graph, {I: 1, T: 5}, "numpy", skip=("drop single steps",))
+    assert "    t = 0 .. 4, at most 5 at a time" in str(kept._script).splitlines()
 
 
 def test_a_chunk_emits_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

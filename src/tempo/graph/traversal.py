@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from tempo.graph.node import Case, Graph, Node
+
+Item = TypeVar("Item", bound=Hashable)
 
 
 def producers(node: Node, cases: Mapping[Node, Sequence[Case]]) -> Iterator[Node]:
@@ -45,13 +48,13 @@ def dependents(roots: Iterable[Node], graph: Graph) -> set[Node]:
     return seen
 
 
-def components(following: Mapping[Node, Sequence[Node]]) -> list[set[Node]]:
+def components(following: Mapping[Item, Sequence[Item]]) -> list[set[Item]]:
     """Strongly connected components, each after those it leads to (Tarjan's algorithm, without recursion)."""
-    order: dict[Node, int] = {}
-    low: dict[Node, int] = {}
-    stack: list[Node] = []
-    on_stack: set[Node] = set()
-    found: list[set[Node]] = []
+    order: dict[Item, int] = {}
+    low: dict[Item, int] = {}
+    stack: list[Item] = []
+    on_stack: set[Item] = set()
+    found: list[set[Item]] = []
     for root in following:
         if root in order:
             continue

@@ -9,22 +9,29 @@ from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.attention import fuse_attention
+from tempo.passes.equal import merge_equal
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.rows import hand_rows_on
 from tempo.passes.simplify import simplify
+from tempo.passes.single_steps import drop_single_steps
 from tempo.passes.skew import skew
 from tempo.passes.views import split_views
 from tempo.symbolic import Dim
 
-PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
+    ("drop single steps", drop_single_steps),
     ("simplify", simplify),
+    ("merge equal", merge_equal),
     ("split pinned", split_pinned),
     ("hand rows on", hand_rows_on),
     ("skew", skew),
     ("split views", split_views),
 )
+
+# These ask for the bounds' numbers, and for the dims that are unrolled.
+FOR_NUMBERS = (drop_single_steps, skew)
 
 FUSE_ATTENTION = "fuse attention"
 
@@ -47,7 +54,7 @@ def apply_passes(
     """
     for name, change in PASSES:
         if name in NEEDED or name not in skip:
-            graph = skew(graph, numbers, unrolled) if change is skew else change(graph)
+            graph = change(graph, numbers, unrolled) if change in FOR_NUMBERS else change(graph)
     if parallel is None:
         return graph
     if FUSE_ATTENTION not in skip:

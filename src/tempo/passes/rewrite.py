@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
@@ -47,16 +48,21 @@ def through(edge: Edge, new: Edge) -> Edge:
     return Edge(new.node, index)
 
 
-def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]] | None = None) -> Graph:
+def rebuild(
+    graph: Graph,
+    change: Replace,
+    cases: Mapping[Node, tuple[Case, ...]] | None = None,
+    recurrent: Mapping[Node, Node] = MappingProxyType({}),
+) -> Graph:
     """The graph with every node that ``change`` gives an edge for replaced by it.
 
-    Nodes are visited operands first. Recurrent nodes stay themselves; what their cases read is replaced. New
-    recurrent nodes that ``change`` makes leave their cases in ``Rebuilt.cases``.
+    Nodes are visited operands first. Recurrent nodes stay themselves, or become other ones that ``recurrent`` names;
+    what their cases read is replaced. New recurrent nodes that ``change`` makes leave their cases in ``Rebuilt.cases``.
     """
     done = Rebuilt()
     for node in graph.nodes:
         if node.op is RECURRENT:
-            done.edges[node] = node.here()
+            done.edges[node] = recurrent.get(node, node).here()
     for node in graph.nodes:
         if node.op is RECURRENT:
             continue
@@ -65,22 +71,22 @@ def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]
     listed = dict(cases or graph.cases)
     for node, old in listed.items():
         done.cases[node] = tuple(replace(case, value=done.edge(case.value)) for case in old)
-    outputs = {name: _handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
-    emits = {name: _over(edge, done.edge(edge)) for name, edge in graph.emits.items()}
+    outputs = {name: handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
+    emits = {name: over(edge, done.edge(edge)) for name, edge in graph.emits.items()}
     stops = {dim: done.edge(edge) for dim, edge in graph.stops.items()}
     return assemble(graph, done.cases, outputs, emits, stops, done)
 
 
-def _handed_out(old: Edge, new: Edge) -> Edge:
+def handed_out(old: Edge, new: Edge) -> Edge:
     """What an output became. A recurrent tensor is handed out wherever it is defined; what was not one before has the
     steps of its dims."""
     is_defined = [edge.node.op is RECURRENT and edge.is_here for edge in (old, new)]
     if is_defined == [False, True]:
         return make(COPY, new, domain=old.domain, source=old.node.source)
-    return _over(old, new)
+    return over(old, new)
 
 
-def _over(old: Edge, new: Edge) -> Edge:
+def over(old: Edge, new: Edge) -> Edge:
     """What an edge became, over the same dims as before."""
     if new.domain == old.domain:
         return new
@@ -91,7 +97,7 @@ def refreshed(node: Node, done: Rebuilt) -> Edge:
     """The same operation on what its operands became."""
     edges = tuple(done.edge(edge) for edge in node.edges)
     if node.op is HOST:  # an argument has an axis for every batch dim over which it was written to vary
-        edges = tuple(_over(*both) for both in zip(node.edges, edges, strict=True))
+        edges = tuple(over(*both) for both in zip(node.edges, edges, strict=True))
     return node.here() if edges == node.edges else with_edges(node, edges).here()
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tempo.given import resolve
 from tempo.graph.build import make
 from tempo.graph.node import Edge, Graph, Node, Primitive, attribute_symbols, dims_of, frozen, shape_symbols, union
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops import elementwise
-from tempo.ops.creation import CONSTANT, FULL
+from tempo.ops.creation import CONDITION_VALUE, CONSTANT, FULL, INDEX_VALUE
 from tempo.ops.elementwise import (
     ADD,
     CAST,
@@ -29,6 +30,7 @@ from tempo.ops.elementwise import (
     WHERE,
 )
 from tempo.ops.indexing import SLICE
+from tempo.ops.reduction import SUM
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.rewrite import Rebuilt, rebuild, refreshed
 
@@ -121,6 +123,22 @@ def _known(node: Node) -> Edge | None:
     return make(FULL, source=node.source, shape=node.shape, value=value)
 
 
+def _known_index(node: Node) -> Edge | None:
+    """An index or a condition on indices that is the same at all points."""
+    if node.op not in (INDEX_VALUE, CONDITION_VALUE) or attribute_symbols(tuple(node.attributes.values())):
+        return None
+    (found,) = (resolve(value, {}) for value in node.attributes.values())
+    return make(FULL, source=node.source, shape=(), value=np.asarray(found, node.dtype))
+
+
+def _sum_of_one(node: Node) -> Edge | None:
+    """A sum over axes of size 1."""
+    if node.op is not SUM or any(node.edges[0].shape[n] != 1 for n in node.attributes["axes"]):
+        return None
+    reshaped = make(RESHAPE, node.edges[0], source=node.source, shape=node.shape)
+    return _reshape_twice(reshaped.node) or reshaped
+
+
 def _logical(node: Node) -> Edge | None:
     """x or false, x and true, and the other way around; what is chosen where it is always, or never."""
     if node.op in (LOGICAL_OR, LOGICAL_AND):
@@ -177,6 +195,8 @@ def _same_choice(node: Node) -> Edge | None:
 
 RULES: tuple[Rule, ...] = (
     _known,
+    _known_index,
+    _sum_of_one,
     _copies,
     _same_shape,
     _reshape_twice,

@@ -604,6 +604,17 @@ class _Builder:
             )
             return group if fits else None
 
+        def smaller(node: Node, operand: Node) -> bool:
+            return 2 * self.bytes(node, around) < self.bytes(operand, around)
+
+        def spared(operand: Node, node: Node) -> bool:
+            """Whether a node is so much smaller than an operand that it is kept in its place: not where others, which
+            stay outside of the loop, have the operand kept for all steps anyway."""
+            after = [d.consumer for d in readers[operand] if unit_of[d.consumer].family is None]
+            return smaller(node, operand) and all(
+                smaller(other, operand) and other.op.name not in WORTH_HOISTING for other in after
+            )
+
         for unit in units:
             (node, *others) = unit.nodes
             # A call that needs no loop is made once, for its whole batch.
@@ -614,7 +625,7 @@ class _Builder:
                     continue
                 soon = group.family in self.along.get(node, ()) or node.op is HOST_RESULT
                 largest = max((self.bytes(p, around) for p, _ in operands), default=0)
-                shrinks = node.op.name not in WORTH_HOISTING and largest > 2 * self.bytes(node, around)
+                shrinks = node.op.name not in WORTH_HOISTING and any(spared(p, node) for p, _ in operands)
                 if soon or shrinks or largest > KEEP_BYTES:
                     unit.family, unit.backwards = group.family, group.backwards
                     self.note(node, group, "with what it reads")
