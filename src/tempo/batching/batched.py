@@ -16,7 +16,7 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
-from tempo.batching.cell import Cell
+from tempo.batching.cell import Cell, Trace
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
@@ -69,6 +69,19 @@ class Statistics:
         )
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """No search for garbage inside. A mini-batch makes thousands of small objects, none of which is garbage before its
+    end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Batched(Parametrised):
     """``batched(instances)``: the results of a model for each of them, computed together.
 
@@ -92,6 +105,7 @@ class Batched(Parametrised):
     def programs(self) -> int:
         return len(self._kernels.programs)
 
+    @_no_collections()
     def __call__(
         self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, errors: Errors = "raise"
     ) -> list[Any]:
@@ -121,6 +135,7 @@ class Batched(Parametrised):
             use(outer)
         return results
 
+    @_no_collections()
     def value_and_grad(
         self,
         instances: Iterable[Any],
@@ -186,19 +201,18 @@ class Batched(Parametrised):
         instances = list(instances)
         programs = self.programs
         start = time.perf_counter()
-        with _no_collections():
-            run = _Run(self, given, len(instances), programs, wanted)
-            if not self._reads:
-                try:
-                    run.record(instances, errors)
-                except Reading:
-                    # From now on every instance is one that can wait. What was recorded so far is of no use.
-                    self._reads = True
-                    run = _Run(self, given, len(instances), programs, wanted)
-            if self._reads:
-                run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
-            run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
-            run.flush()
+        run = _Run(self, given, len(instances), programs, wanted)
+        if not self._reads:
+            try:
+                run.record(instances, errors)
+            except Reading:
+                # From now on every instance is one that can wait. What was recorded so far is of no use.
+                self._reads = True
+                run = _Run(self, given, len(instances), programs, wanted)
+        if self._reads:
+            run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+        run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
+        run.flush()
         self._count(run)
         return run
 
@@ -215,19 +229,6 @@ class Batched(Parametrised):
             run.dispatches,
             run.seconds,
         )
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """No search for garbage inside. A mini-batch makes thousands of small objects, none of which is garbage before its
-    end."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Run:
@@ -248,6 +249,8 @@ class _Run:
         self.recorder = Recorder(batched.cells.values(), batched._phases)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
+        self.own: dict[Trace, tuple[Array, ...]] = {}
+        """The values of the parameters of cells."""
         self.runs: list[Run] = []
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
@@ -265,10 +268,11 @@ class _Run:
         finally:
             use(outer)
 
-    def flush(self) -> None:
-        """Compute everything that is recorded."""
+    def flush(self, wanted: Sequence[Value] | None = None) -> None:
+        """Compute these values, and what they need; or everything that is recorded."""
         start = time.perf_counter()
-        planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put)
+        numbers = None if wanted is None else [value.number for value in wanted]
+        planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put, numbers)
         self.store.make_room()
         launching = time.perf_counter()
         self.batched._kernels.prepare(planned, self._own, self.store.arenas)
@@ -329,7 +333,10 @@ class _Run:
         return found
 
     def _own(self, run: Run) -> tuple[Array, ...]:
-        return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
+        trace = run.lanes.group.trace
+        if trace not in self.own:
+            self.own[trace] = tuple([self.parameters[name] for name in self.batched.own(trace)])
+        return self.own[trace]
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:

@@ -81,7 +81,7 @@ class Store:
             rows = self.rows.of[[values[n].number for n in positions]]
             fetched = rows_of((self.arenas if arenas is None else arenas)[kind], rows)
             for n, array in zip(positions, fetched, strict=True):
-                found[n] = array.copy()
+                found[n] = array
         return found
 
 
