@@ -22,7 +22,7 @@ from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
 from tempo.batching.parameters import Parametrised
 from tempo.batching.planning import Lanes, Planner, Put, Run
-from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use
+from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use, values_in
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
@@ -117,7 +117,7 @@ class Batched(Parametrised):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
         run = self._run(instances, parameters, errors)
         values: list[Value] = []
-        replaced(run.results, values.append)
+        values_in(run.results, values)
         arrays = iter(run.fetch(values))
         results: list[Any] = replaced(run.results, lambda value: next(arrays))
         run.store.give_back()

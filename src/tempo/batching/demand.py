@@ -42,10 +42,10 @@ class Block:
         data = [list(compress(column, which)) for column in self.data]
         return Block(self.stream, self.numbers[:, which], data, int(np.count_nonzero(which[: self.old])))
 
-    def results(self, of: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """(results, calls): what ``of`` has for the numbers of the results."""
-        found: np.ndarray[Any, Any] = of[self.bases + np.arange(self.stream.size)[:, None]]
-        return found
+    @property
+    def results(self) -> Ints:
+        """(results, calls): their numbers."""
+        return self.bases + np.arange(self.stream.size)[:, None]
 
 
 def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
@@ -65,7 +65,7 @@ def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
     for block in rest:
         block.old = block.numbers.shape[1]
         block.stream.put_off = block
-        put_off[block.bases + np.arange(block.stream.size)[:, None]] = 1
+        put_off[block.results] = 1
     recorder.put_off = put_off.tobytes()
     recorder.ground += EPOCH
     return blocks
@@ -90,21 +90,24 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
     needed, pending = np.zeros(recorder.count, bool), np.zeros(recorder.count, bool)
     needed[list(wanted)] = True
     made = [np.zeros(block.numbers.shape[1], bool) for block in blocks]
-    more = True
-    while more:
-        more = False
-        for n, block in enumerate(blocks):
-            new = block.results(needed).any(0) & ~made[n]
-            if new.any():
-                made[n] |= new
-                needed[block.numbers[:-2, new]] = True
-                more = True
+    # What a phase needs is of the same one, or of one before it.
+    for phase in sorted({block.stream.phase for block in blocks}, reverse=True):
+        own = [n for n, block in enumerate(blocks) if block.stream.phase == phase]
+        more = True
+        while more:
+            more = False
+            for n in own:
+                new = needed[blocks[n].results].any(0)
+                if np.count_nonzero(new) > np.count_nonzero(made[n]):
+                    made[n] = new
+                    needed[blocks[n].numbers[:-2, new]] = True
+                    more = len(own) > 1 or recorder.phases.is_recursive(blocks[n].stream.trace)
     # Levels were counted as if what was put off before were computed.
     again = any(bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
     first = [some & (block.numbers[-1] <= recorder.ground) for block, some in zip(blocks, made, strict=True)]
     launched = {block.stream.trace for block, some in zip(blocks, first, strict=True) if some.any()}
     for block in blocks:
-        pending[block.bases + np.arange(block.stream.size)[:, None]] = True
+        pending[block.results] = True
     for n, block in enumerate(blocks):
         if block.stream.trace in launched and not made[n].all():
             made[n] |= ~pending[block.numbers[:-2]].any(0)

@@ -13,7 +13,6 @@ us, against 0.6 us for a function on one that is there.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -121,12 +120,13 @@ def _stack(function: Callable[[], None]) -> _Thread | _Greenlet:
 class _Join:
     """Where a fiber runs functions side by side."""
 
-    __slots__ = ("fiber", "found", "functions", "left", "waiting")
+    __slots__ = ("fiber", "found", "functions", "left", "started", "waiting")
 
     def __init__(self, fiber: _Fiber, functions: Sequence[Callable[[], Any]]) -> None:
         self.fiber = fiber
-        self.functions = deque(enumerate(functions))
-        """Those that nobody has started."""
+        self.functions = functions
+        self.started = 0
+        """How many of them."""
         self.found: list[Any] = [None] * len(functions)
         """The results, or fibers that have them."""
         self.left = 0
@@ -163,11 +163,12 @@ class _Fiber:
 
     def resume(self) -> None:
         """Let it run until it waits, or is done."""
-        assert self.stack is not None
-        self.stack.resume()
+        stack = self.stack
+        assert stack is not None
+        stack.resume()
         if self.done:
-            self.stack.end()
-            # What refers to itself is freed only by a search for garbage: 110 ms for the 4,886 fibers of 64 DRNNs.
+            stack.end()
+            # What refers to itself is freed only by a search for garbage: 110 ms for 4,886 fibers.
             self.stack = self.function = None
 
     def pause(self) -> None:
@@ -222,11 +223,11 @@ class Fibers:
         assert fiber is not None
         self.waiting.append((fiber, value))
         for join in fiber.joins:
-            while join.functions:
-                # What could have run behind this one has to wait no longer than it.
-                n, function = join.functions.popleft()
+            # What could have run behind this one has to wait no longer than it.
+            for n in range(join.started, len(join.functions)):
+                join.started += 1
                 join.left += 1
-                join.found[n] = self._start(function, join)
+                join.found[n] = self._start(join.functions[n], join)
         fiber.pause()
         found: np.ndarray[Any, Any] = fiber.found
         return found
@@ -243,10 +244,11 @@ class Fibers:
         join = _Join(own, functions)
         own.joins.append(join)
         errors: list[tuple[int, BaseException]] = []
-        while join.functions:
-            n, function = join.functions.popleft()
+        while join.started < len(functions):
+            n = join.started
+            join.started += 1
             try:
-                join.found[n] = function()
+                join.found[n] = functions[n]()
             except Exception as raised:
                 errors.append((n, raised))
         own.joins.pop()

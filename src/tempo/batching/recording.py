@@ -68,7 +68,10 @@ class Value:
 
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        return self.source.stream.recorder.read(self)
+        fibers = self.source.stream.recorder.fibers
+        if fibers is None:
+            raise Reading
+        return fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.read(), dtype)
@@ -317,11 +320,6 @@ class Recorder:
                     sources.clear()
         (stream.inside if other.phase == stream.phase else stream.known)[argument].add(source)
 
-    def read(self, value: Value) -> np.ndarray[Any, Any]:
-        if self.fibers is None:
-            raise Reading
-        return self.fibers.read(value)
-
     def instance(self, number: int) -> int | None:
         """The instance that a result is of, where instances were recorded one after another."""
         found = [instance for start, instance in self.starts if start <= number]
@@ -358,7 +356,7 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
                 f"    if {name}.level >= level: level = {name}.level + 1",
                 f"elif s not in known{n}:",
                 f"    if s.kind is not kind{n} or s.stream.recorder is not recorder: return None",
-                f"    if recorder.is_pending({name}): return None",
+                f"    if {name}.level >= ground or recorder.put_off[{name}.number]: return None",
             ]
         )
         numbers.append(f"{name}.number")
@@ -394,7 +392,7 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
         "try:",
         f"    {unpacked or '()'} = args",
         *(f"    {line}" for line in checks),
-        "    level = recorder.ground",
+        "    level = ground = recorder.ground",
         *(f"    {line}" for line in levels),
         "except (AttributeError, TypeError, ValueError): return None",
         *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
@@ -501,6 +499,21 @@ def current() -> Recorder | None:
 
 
 ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
+
+
+def values_in(result: Any, found: list[Value]) -> None:
+    """Add all values of a result, in the order in which ``replaced`` meets them."""
+    what = type(result)
+    if what is Value:
+        found.append(result)
+    elif what is list or what is tuple:
+        for part in result:
+            if type(part) is Value:
+                found.append(part)
+            else:
+                values_in(part, found)
+    elif what not in ATOMS:
+        replaced(result, found.append)
 
 
 def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
