@@ -84,10 +84,11 @@ class Lanes:
     """The calls of one cell in the order of its launches, on the device."""
 
     group: Group
-    table: Array
-    """(launches, ...): the first lane, the number of calls, the first rows of results, those of aligned arguments."""
-    numbers: Array
-    """(other gathered arguments, lanes): their rows."""
+    index: Array
+    """Two tables behind each other, as one array, which is one transfer. The first has a row for each of ``depth``
+    launches: the first lane, the number of calls, the first rows of results, those of aligned arguments. The second has
+    for every other gathered argument the rows of all lanes."""
+    depth: int
     data: tuple[Array, ...]
     """The other arguments."""
     launches: int
@@ -179,6 +180,11 @@ class Planner:
                     repeated, made = part.calls.repeats + position
                     rows.of[repeated] = rows.of[made]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
+        # What few launches read, their kernels take along, which is faster.
+        often = [one for one in lanes if one.launches > FEW]
+        if often:
+            for one, (index, data) in zip(often, jax.device_put([(o.index, o.data) for o in often]), strict=True):
+                one.index, one.data = index, data
         runs: list[Run] = []
         for _, _, n, k in order:
             width, count = parts[n].widths[k], parts[n].counts[k]
@@ -327,17 +333,17 @@ class _Part:
         bytes_ = 4 + sum(calls.trace.arguments[n].bytes for n in given)
         capacity = capacities[group] = room(size, capacities.get(group, 0), min(max((1 << 16) // bytes_, 64), 4096))
         depth = capacities[group, "launches"] = room(len(self.counts), capacities.get((group, "launches"), 0), 64)
-        results, aligned = len(self.starts), trace.aligned
+        aligned = trace.aligned
         entries = [self.firsts, self.counts, *self.starts]
         for n in range(aligned):
             assert self.before is not None
             entries.append([self.before.starts[n][0] + first for first in self.firsts])
             kind = trace.arguments[len(trace.arguments) - aligned + n]
             rows.reach(kind, max(map(operator.add, entries[-1], self.widths)))
-        table = np.zeros((depth, 2 + results + aligned), np.int32)
-        table[: len(self.counts)] = np.array(entries, np.int32).T
         gathered = [n for n in range(len(group.gathered) - aligned) if group.gathered[n]]
-        numbers = np.zeros((len(gathered), capacity), np.int32)
+        index = np.zeros(depth * len(entries) + len(gathered) * capacity, np.int32)
+        index[: len(self.counts) * len(entries)] = np.array(entries, np.int32).T.ravel()
+        numbers = index[depth * len(entries) :].reshape(len(gathered), capacity)
         for line, n in enumerate(gathered):
             numbers[line, :size] = rows.of[calls.columns[n] if self.order is None else calls.columns[n][self.order]]
         data = []
@@ -348,13 +354,8 @@ class _Part:
             held[:size] = column if self.order is None else column[self.order]
             data.append(held)
         bases = calls.bases if self.order is None else calls.bases[self.order]
-        arrays: tuple[Array, Array, tuple[Array, ...]] = (table, numbers, tuple(data))
-        if len(self.counts) > FEW:
-            # Otherwise the kernels that read them take them along, which is faster.
-            arrays = jax.device_put(arrays)
-        table, numbers, given_data = arrays
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
-        return Lanes(group, table, numbers, given_data, len(self.counts), bases, repeated)
+        return Lanes(group, index, depth, tuple(data), len(self.counts), bases, repeated)
 
 
 def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:
