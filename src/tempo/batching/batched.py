@@ -19,7 +19,7 @@ import tempo as tp
 from tempo.batching.cell import Cell, Trace
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
-from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
+from tempo.batching.kernels import Arenas, Kernels, Store, cleared, rows_of
 from tempo.batching.parameters import Parametrised
 from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use, values_in
@@ -99,6 +99,7 @@ class Batched(Parametrised):
         self._phases = Phases()
         self._eager = Eager()
         self._idle: Arenas = {}
+        self._idle_flows: Arenas = {}
         self._reads = False
 
     @property
@@ -169,9 +170,7 @@ class Batched(Parametrised):
                     hint="let the model return the instance's loss: floats of shape ()",
                 )
             losses += own
-        flows: Arenas = {
-            kind: jnp.zeros(arena.shape, arena.dtype) for kind, arena in run.store.arenas.items() if kind.is_float
-        }
+        flows = cleared(run.store.arenas, self._idle_flows)
         rows = run.store.rows
         for kind in {loss.kind for loss in losses}:
             seeds = np.zeros(flows[kind].shape, kind.dtype)
@@ -181,9 +180,10 @@ class Batched(Parametrised):
         total = float(np.sum(run.fetch(losses), dtype=np.float64)) / len(instances)
         self._count(run)
         run.store.give_back()
+        found = iter(run.flowed(wanted, flows))
+        self._idle_flows.update(flows)
         if inputs is None:
             return total, gradients
-        found = iter(run.flowed(wanted, flows))
         return (
             total,
             gradients,

@@ -40,9 +40,10 @@ class Fold(Parametrised):
         super().__init__(cells if loss is None else {**cells, "loss": loss}, seed)
         self._capacities: dict[Any, int] = {}
         self._forward = jit(_forward, static_argnums=(0, 1), donate_argnums=4)
-        self._backward = jit(_backward, static_argnums=(0, 1), donate_argnums=4)
+        # All that is donated is kept: what flows is not read, but its memory is used.
+        self._backward = jit(_backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
         self._idle: dict[Any, list[Array]] = {}
-        """Arenas of earlier forests, whose first row is zeros."""
+        """Arenas of earlier forests, whose first row is zeros; for gradients, behind them as many for what flows."""
         self._parts: dict[Any, _Parts] = {}
         self._programs: set[Any] = set()
 
@@ -85,10 +86,11 @@ class Fold(Parametrised):
     ) -> Any:
         """What a program gives: what is fetched from the device, and what stays there, if something does."""
         self._programs.add((function, parts, shape))
-        key = (parts, shape.rows)
+        key = (function, parts, shape.rows)
         arenas = self._idle.pop(key, None)
         if arenas is None:
-            arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in parts.leaf.trace.results]
+            kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
+            arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
         found, faults, *rest, self._idle[key] = function(parts, shape, values, inputs, arenas)
         # All at once: on a GPU, every array that is waited for by itself costs as long as some kernels.
         found, faults = jax.device_get((found, faults))
@@ -355,8 +357,9 @@ def _backward(
 ) -> tuple[list[Array], Array, dict[str, Array], list[Array]]:
     assert parts.loss is not None
     inputs = shape.unpacked(arrays)
+    arenas, flows = arenas[: len(arenas) // 2], arenas[len(arenas) // 2 :]
     arenas, faults = _states(parts, values, inputs, arenas)
-    carry: _Carry = [jnp.zeros_like(arena) for arena in arenas], {n: jnp.zeros_like(v) for n, v in values.items()}
+    carry: _Carry = [jnp.zeros_like(flow) for flow in flows], {n: jnp.zeros_like(v) for n, v in values.items()}
 
     roots, weights = inputs["wanted"], inputs["weights"]
     rows = inputs["rows"]
@@ -378,8 +381,8 @@ def _backward(
 
     leaves = inputs["leaves"]
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
-    _, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
-    return [jnp.sum(losses * weights)], jnp.stack(faults), gradients, arenas
+    flows, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
+    return [jnp.sum(losses * weights)], jnp.stack(faults), gradients, arenas + flows
 
 
 _Carry = tuple[list[Array], dict[str, Array]]

@@ -85,6 +85,23 @@ class Store:
         return found
 
 
+def cleared(arenas: Arenas, idle: Arenas) -> Arenas:
+    """Zeros for every arena of floats, where possible in arrays that are there: the memory of new ones is mapped page by
+    page, which takes a CPU 16 ms for MV-RNN's 32 MB, where to clear them takes 3."""
+    found: Arenas = {}
+    for kind, arena in arenas.items():
+        if kind.is_float:
+            before = idle.pop(kind, None)
+            fits = before is not None and before.shape == arena.shape
+            found[kind] = _cleared(before) if fits else jnp.zeros(arena.shape, arena.dtype)
+    return found
+
+
+@partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _cleared(array: Array) -> Array:
+    return jnp.zeros_like(array)
+
+
 def rows_of(arena: Array, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if jax.default_backend() == "cpu" and arena.dtype.kind in "biuf":
         # Where it is. No other view of an arena may stay: kernels would copy it, rather than write into it.
