@@ -19,10 +19,12 @@ import tempo as tp
 from tempo.batching.cell import Cell, Trace
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
-from tempo.batching.kernels import Arenas, Kernels, Store, cleared, rows_of
+from tempo.batching.kernels import Kernels
 from tempo.batching.parameters import Parametrised
+from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
-from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use, values_in
+from tempo.batching.recording import Reading, Recorder, Value, current, replaced, use, values_in
+from tempo.batching.store import Arenas, Store, cleared, rows_of
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any

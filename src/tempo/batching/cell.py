@@ -266,8 +266,8 @@ def _parts(nodes: Iterable[Node]) -> dict[Node, _Parts]:
 def _cut(axis: int, bounds: tuple[tuple[int, int], ...], size: int) -> Any:
     """An array cut into parts, such that its gradient is put together of theirs.
 
-    JAX would add up arrays as large as the whole, and XLA compute all that leads to them for every number: for the gates
-    of 128 LSTMs with 256 units 1.9 ms instead of 0.1.
+    JAX would add up arrays as large as the whole, and XLA compute all that leads to them for every number: for the
+    gates of 128 LSTMs with 256 units 1.9 ms instead of 0.1.
     """
 
     def parts(array: Array) -> tuple[Array, ...]:

@@ -2,7 +2,7 @@
 
 The others are put off. A parser that has read its sentence only combines what is left on its stack: a chain of launches
 of its own, while the others still decide. Put off, a call is made when something needs it, when its cell is launched
-anyway and its arguments are there, or in the end, together with those of all other instances. (64 StackRNNs: 143
+anyway and its arguments are there, or in the end, together with those of all other instances. (64 StackRNNs: 120
 launches instead of 248.)
 """
 
@@ -97,7 +97,7 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
         while more:
             more = False
             for n in own:
-                new = needed[blocks[n].results].any(0)
+                new: Bools = np.any(needed[blocks[n].results], 0)
                 if np.count_nonzero(new) > np.count_nonzero(made[n]):
                     made[n] = new
                     needed[blocks[n].numbers[:-2, new]] = True

@@ -166,7 +166,8 @@ class Fold(Parametrised):
         nodes = self._room("nodes", len(forest))
         room = self._room(which, len(wanted))
         leaves = self._room("leaves", len(plan.leaves))
-        numbers = [np.array([len(wanted)]), _fit(wanted, room), _fit(plan.rows[wanted], room), _fit(plan.leaves, leaves)]
+        numbers = [np.array([len(wanted)]), _fit(wanted, room), _fit(plan.rows[wanted], room)]
+        numbers.append(_fit(plan.leaves, leaves))
         chunks = []
         for segment in plan.segments:
             count = len(segment.nodes)

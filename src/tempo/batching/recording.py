@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of, local
+from tempo.batching.phases import Phases
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
@@ -429,63 +429,6 @@ def data_trace(kind: Kind) -> Trace:
     """The cell that puts data into an arena, as they are."""
     _, structure = tree_util.tree_flatten(((0,), {}))
     return dataclasses.replace(cell(lambda x: x, name="data").trace(structure, (kind,)), auxiliary=True)
-
-
-@dataclass
-class Phases:
-    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
-
-    needs: dict[Trace, set[Trace]] = field(default_factory=dict)
-    number: dict[Trace, int] = field(default_factory=dict)
-    anchors: set[Trace] = field(default_factory=set)
-
-    def join(self, trace: Trace) -> int:
-        """The phase of a cell."""
-        if trace not in self.needs:
-            self.needs[trace] = set()
-            self._count()
-        return self.number[trace]
-
-    def connect(self, trace: Trace, other: Trace) -> bool:
-        """Let one need another: whether that is new."""
-        if other in self.needs[trace]:
-            return False
-        self.needs[trace].add(other)
-        self._count()
-        return True
-
-    def is_recursive(self, trace: Trace) -> bool:
-        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
-
-    def _count(self) -> None:
-        self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
-
-
-def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
-    """Strongly connected components, each after those that it needs (Tarjan's algorithm)."""
-    number: dict[Trace, int] = {}
-    lowest: dict[Trace, int] = {}
-    stack: list[Trace] = []
-    found: list[list[Trace]] = []
-
-    def visit(trace: Trace) -> None:
-        number[trace] = lowest[trace] = len(number)
-        stack.append(trace)
-        for other in before[trace]:
-            if other not in number:
-                visit(other)
-                lowest[trace] = min(lowest[trace], lowest[other])
-            elif other in stack:
-                lowest[trace] = min(lowest[trace], number[other])
-        if lowest[trace] == number[trace]:
-            start = stack.index(trace)
-            found.append(stack[start:])
-            del stack[start:]
-
-    for trace in before:
-        if trace not in number:
-            visit(trace)
-    return found
 
 
 def use(recorder: Any) -> None:
