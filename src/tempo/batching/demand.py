@@ -104,6 +104,8 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
                     more = len(own) > 1 or recorder.phases.is_recursive(blocks[n].stream.trace)
     # Levels were counted as if what was put off before were computed.
     again = any(bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
+    if all(some.all() for some in made):
+        return blocks, [], again
     first = [some & (block.numbers[-1] <= recorder.ground) for block, some in zip(blocks, made, strict=True)]
     launched = {block.stream.trace for block, some in zip(blocks, first, strict=True) if some.any()}
     for block in blocks:
