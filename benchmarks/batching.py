@@ -1,6 +1,6 @@
 """Recursive models: ours against PyTorch, one instance at a time and batched by hand, in one process, in turn.
 
-    python benchmarks/batching.py [--quick] [--device cpu|gpu] [--only PART[/PART...]]
+    python benchmarks/batching.py [--quick] [--device cpu|gpu] [--only PART[/PART...]] [--seconds N]
 
 A case is MODEL/BATCH/SIZE/WHAT, such as ``tree_lstm/64/small/forward``; ``--only 64/small`` runs all that have both
 parts. The models are those of examples/batching. ``training`` is the gradient of the mean loss.
@@ -8,15 +8,18 @@ parts. The models are those of examples/batching. ``training`` is the gradient o
 Systems: ``tempo`` is the recursive Python function, recording and planning included; ``tempo forest`` gets trees as
 arrays, and gives their roots' states; ``tempo unbatched`` computes every call of a cell by itself; ``torch eager``
 runs one instance after another; ``torch by hand`` is batched level by level. What runs for one instance at a time is
-timed for 64 instances at most, and its time is multiplied where there are more.
+timed for as many instances as take about a second, and its time is multiplied where there are more. The others run in
+turn for ``--seconds`` (6), three times at least.
 
 On a CPU everything runs on one thread: the process is bound to one core before any library starts (sched_setaffinity),
 and PyTorch is told, too. ``floor_ms`` is how long the model's multiply-adds would take at the rate of the best of two
 libraries' large matrix products, measured in the same run.
 
 ``host_ms`` is what Python does before a result is there: for ours, running the model, planning, calling kernels, and
-fetching, which waits for the device. ``device_ms`` are our kernels alone, started one after another without anything in
-between. ``first_s`` is the first mini-batch, compilation included.
+fetching, which waits for the device (the table has it without that). ``device_ms`` are our kernels alone, started one
+after another without anything in between. ``kernels`` are launches of cells, ``dispatches`` calls of compiled
+functions: launches in a row may be a loop. ``width`` is how many calls a launch makes, ``padding`` the part of its
+lanes that make none. ``first_s`` is the first mini-batch, compilation included.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
     parser.add_argument("--only", default="", metavar="PART[/PART...]", help="e.g. 64/small, or tree_lstm/8")
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long the systems of a case run (default: 6)")
     return parser.parse_args()
 
 
-OPTIONS = options_of() if __name__ == "__main__" else argparse.Namespace(quick=True, device="cpu", only="")
+DEFAULTS = argparse.Namespace(quick=True, device="cpu", only="", seconds=0.3)
+OPTIONS = options_of() if __name__ == "__main__" else DEFAULTS
 if OPTIONS.device == "cpu" and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
@@ -56,12 +61,13 @@ from common import Results, interleaved, least, medians, table, use_device  # no
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tempo as tp  # noqa: E402
+from tempo.batching.forest import layout  # noqa: E402
 
 NAMES = ("tree_lstm", "mv_rnn", "bi_rnn", "nested_rnn", "drnn", "berxit", "stack_rnn")
 FORESTS = ("tree_lstm", "mv_rnn")
 BATCHES = (8, 64, 256)
-MOST_ALONE = 64
-"""How many instances run one at a time."""
+MOST_ALONE, LEAST_ALONE = 64, 4
+"""How many instances run one at a time: as many as take a second, within these."""
 TOLERANCE = 1e-4
 
 
@@ -171,12 +177,10 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
         for key, value in batched.parameters.items()
     }
     given = [torch.tensor(one, device=torch_device(device)) for one in data] if name in ("drnn", "berxit") else data
-    alone = data[:MOST_ALONE]
-    times_alone = len(data) / len(alone)
     expected = TORCH[name]
 
-    def in_torch(by_hand: bool) -> Callable[[], Any]:
-        some = given if by_hand else given[: len(alone)]
+    def in_torch(by_hand: bool, count: int = MOST_ALONE) -> Callable[[], Any]:
+        some = given if by_hand else given[:count]
 
         def forward() -> Any:
             with torch.no_grad():
@@ -188,9 +192,16 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
 
         return step if training else forward
 
+    in_torch(False, 1)()
+    start = time.perf_counter()
+    in_torch(False, LEAST_ALONE)()
+    synchronise(device)
+    each = (time.perf_counter() - start) / LEAST_ALONE
+    alone = data[: min(MOST_ALONE, max(LEAST_ALONE, int(1.0 / each)))]
+    times_alone = len(data) / len(alone)
     runs: dict[str, Callable[[], Any]] = {
         "tempo": lambda: jax.block_until_ready(batched.value_and_grad(data) if training else batched(data)),
-        "torch eager": in_torch(False),
+        "torch eager": in_torch(False, len(alone)),
         "torch by hand": in_torch(True),
     }
     if not training:
@@ -239,7 +250,7 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
         return run
 
     timed = {system: finished(system) for system in runs if system != "tempo unbatched"}
-    times = interleaved(timed, seconds=0.3 if quick else 6.0, least_rounds=3, most_rounds=51)
+    times = interleaved(timed, seconds=0.3 if quick else OPTIONS.seconds, least_rounds=3, most_rounds=51)
     if "tempo unbatched" in runs:
         times |= interleaved({"tempo unbatched": runs["tempo unbatched"]}, 0.1, 1, 3)
     for system in ("torch eager", "tempo unbatched"):
@@ -269,7 +280,7 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
             figures |= {"width": s.width, "padding": s.padding}
             figures |= {"compiled": compiled, "first_s": first_s}
         elif system == "tempo forest":
-            figures |= {"dispatches": 1, "forest_ms": forest_ms, "first_s": first_forest_s}
+            figures |= of_a_forest(folded, forest, training) | {"forest_ms": forest_ms, "first_s": first_forest_s}
         if system in ("tempo", "tempo forest"):
             figures["ratio"] = ms[system] / other
             figures["eager_over_ours"] = ms["torch eager"] / ms[system]
@@ -328,6 +339,29 @@ def device_time(batched: Any, data: Any, training: bool) -> float:
         fewest = min(fewest, time.perf_counter() - start)
     run.store.give_back()
     return 1e3 * fewest
+
+
+def of_a_forest(folded: Any, forest: Any, training: bool) -> dict[str, Any]:
+    """How long the host and the device work for a fold, and what the chunks of its levels are."""
+    fewest = {"plan": float("inf"), "device": float("inf")}
+    for _ in range(5):
+        start = time.perf_counter()
+        prepared = folded._prepared(forest, None, "roots" if training else "some", forest.roots)
+        planned = time.perf_counter()
+        folded._run(folded._backward if training else folded._forward, *prepared)
+        seconds = {"plan": planned - start, "device": time.perf_counter() - planned}
+        fewest = {part: min(fewest[part], seconds[part]) for part in fewest}
+    chunks = [segment.nodes.shape for segment in layout(forest, None, lambda leaves: leaves).segments]
+    launches, lanes = sum(count for count, _ in chunks), sum(count * width for count, width in chunks)
+    inner = int(np.count_nonzero(forest.heights))
+    return {
+        "host_ms": {"plan": 1e3 * fewest["plan"]},
+        "device_ms": 1e3 * fewest["device"],
+        "kernels": launches,
+        "dispatches": 1,
+        "width": inner / max(launches, 1),
+        "padding": 1 - inner / max(lanes, 1),
+    }
 
 
 COLUMNS = {

@@ -92,6 +92,36 @@ def test_nothing_flows_through_what_has_no_gradient() -> None:
     assert batched.value_and_grad([2.0])[1]["scale.factor"] == 6
 
 
+def test_parts_of_a_value() -> None:
+    """What flows into slices is put together, with zeros where there is none."""
+    weigh = tp.cell(lambda x: tp.sum(2 * x.space[1:3]) + tp.sum(3 * x.space[4:6] * x.space[4:6]), name="weigh")
+    x = np.arange(7, dtype=np.float32)
+    _, _, of_data = tp.batch(weigh).value_and_grad([x, 2 * x], inputs=lambda x: x)
+    np.testing.assert_allclose(of_data[0], [0, 1, 1, 0, 12, 15, 0])
+    np.testing.assert_allclose(of_data[1], [0, 1, 1, 0, 24, 30, 0])
+
+
+def test_overlapping_parts() -> None:
+    total = tp.cell(lambda x: tp.sum(x.space[0:3]) + tp.sum(5 * x.space[2:4]), name="total")
+    _, _, of_data = tp.batch(total).value_and_grad([np.ones(4, np.float32)], inputs=lambda x: x)
+    assert of_data[0].tolist() == [1, 1, 6, 5]
+
+
+def test_a_weight_that_multiplies_matrices() -> None:
+    class Project(nn.Module):
+        def __init__(self) -> None:
+            self.weight = nn.Parameter((3, 2), nn.init.normal(1.0))
+
+        def __call__(self, matrix: Any) -> Any:
+            return tp.sum(tp.tanh(matrix @ self.weight))
+
+    rng = np.random.default_rng(0)
+    matrices = [rng.normal(size=(4, 3)).astype(np.float32) for _ in range(5)]
+    project = tp.cell(Project(), name="project")
+    batched = tp.batch(project, cells={"project": project})
+    check(batched, matrices, lambda p, m: (torch.tensor(m) @ p["project.weight"]).tanh().sum())
+
+
 def test_training_with_an_optimiser() -> None:
     """The gradient of every step is a host call of the program that trains."""
     batched = tree_loss()

@@ -60,7 +60,7 @@ def test_every_way_of_reading() -> None:
 
 
 def test_what_is_not_read_is_computed_with_what_is() -> None:
-    """A reading computes everything that is recorded, once for all instances."""
+    """Calls of a cell that is launched anyway are made, too."""
     half = halve()
 
     def model(x: float) -> Any:

@@ -16,13 +16,15 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
-from tempo.batching.cell import Cell
+from tempo.batching.cell import Cell, Trace
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
-from tempo.batching.kernels import Arenas, Kernels, Store, rows_of
+from tempo.batching.kernels import Kernels
 from tempo.batching.parameters import Parametrised
+from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
-from tempo.batching.recording import Phases, Reading, Recorder, Value, current, replaced, use
+from tempo.batching.recording import Reading, Recorder, Value, current, replaced, use, values_in
+from tempo.batching.store import Arenas, Store, cleared, rows_of
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
@@ -69,6 +71,19 @@ class Statistics:
         )
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """No search for garbage inside. A mini-batch makes thousands of small objects, none of which is garbage before its
+    end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Batched(Parametrised):
     """``batched(instances)``: the results of a model for each of them, computed together.
 
@@ -86,12 +101,14 @@ class Batched(Parametrised):
         self._phases = Phases()
         self._eager = Eager()
         self._idle: Arenas = {}
+        self._idle_flows: Arenas = {}
         self._reads = False
 
     @property
     def programs(self) -> int:
         return len(self._kernels.programs)
 
+    @_no_collections()
     def __call__(
         self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, errors: Errors = "raise"
     ) -> list[Any]:
@@ -103,7 +120,7 @@ class Batched(Parametrised):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
         run = self._run(instances, parameters, errors)
         values: list[Value] = []
-        replaced(run.results, values.append)
+        values_in(run.results, values)
         arrays = iter(run.fetch(values))
         results: list[Any] = replaced(run.results, lambda value: next(arrays))
         run.store.give_back()
@@ -121,6 +138,7 @@ class Batched(Parametrised):
             use(outer)
         return results
 
+    @_no_collections()
     def value_and_grad(
         self,
         instances: Iterable[Any],
@@ -154,9 +172,7 @@ class Batched(Parametrised):
                     hint="let the model return the instance's loss: floats of shape ()",
                 )
             losses += own
-        flows: Arenas = {
-            kind: jnp.zeros(arena.shape, arena.dtype) for kind, arena in run.store.arenas.items() if kind.is_float
-        }
+        flows = cleared(run.store.arenas, self._idle_flows)
         rows = run.store.rows
         for kind in {loss.kind for loss in losses}:
             seeds = np.zeros(flows[kind].shape, kind.dtype)
@@ -166,9 +182,10 @@ class Batched(Parametrised):
         total = float(np.sum(run.fetch(losses), dtype=np.float64)) / len(instances)
         self._count(run)
         run.store.give_back()
+        found = iter(run.flowed(wanted, flows))
+        self._idle_flows.update(flows)
         if inputs is None:
             return total, gradients
-        found = iter(run.flowed(wanted, flows))
         return (
             total,
             gradients,
@@ -186,19 +203,18 @@ class Batched(Parametrised):
         instances = list(instances)
         programs = self.programs
         start = time.perf_counter()
-        with _no_collections():
-            run = _Run(self, given, len(instances), programs, wanted)
-            if not self._reads:
-                try:
-                    run.record(instances, errors)
-                except Reading:
-                    # From now on every instance is one that can wait. What was recorded so far is of no use.
-                    self._reads = True
-                    run = _Run(self, given, len(instances), programs, wanted)
-            if self._reads:
-                run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
-            run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
-            run.flush()
+        run = _Run(self, given, len(instances), programs, wanted)
+        if not self._reads:
+            try:
+                run.record(instances, errors)
+            except Reading:
+                # From now on every instance is one that can wait. What was recorded so far is of no use.
+                self._reads = True
+                run = _Run(self, given, len(instances), programs, wanted)
+        if self._reads:
+            run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+        run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
+        run.flush()
         self._count(run)
         return run
 
@@ -215,19 +231,6 @@ class Batched(Parametrised):
             run.dispatches,
             run.seconds,
         )
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """No search for garbage inside. A mini-batch makes thousands of small objects, none of which is garbage before its
-    end."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Run:
@@ -248,6 +251,8 @@ class _Run:
         self.recorder = Recorder(batched.cells.values(), batched._phases)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
+        self.own: dict[Trace, tuple[Array, ...]] = {}
+        """The values of the parameters of cells."""
         self.runs: list[Run] = []
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
@@ -265,10 +270,11 @@ class _Run:
         finally:
             use(outer)
 
-    def flush(self) -> None:
-        """Compute everything that is recorded."""
+    def flush(self, wanted: Sequence[Value] | None = None) -> None:
+        """Compute these values, and what they need; or everything that is recorded."""
         start = time.perf_counter()
-        planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put)
+        numbers = None if wanted is None else [value.number for value in wanted]
+        planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put, numbers)
         self.store.make_room()
         launching = time.perf_counter()
         self.batched._kernels.prepare(planned, self._own, self.store.arenas)
@@ -329,7 +335,10 @@ class _Run:
         return found
 
     def _own(self, run: Run) -> tuple[Array, ...]:
-        return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
+        trace = run.lanes.group.trace
+        if trace not in self.own:
+            self.own[trace] = tuple([self.parameters[name] for name in self.batched.own(trace)])
+        return self.own[trace]
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:

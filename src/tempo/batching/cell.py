@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
+from jax.custom_batching import custom_vmap
 
 import tempo as tp
 from tempo.backends.jax.padded import Padded, jx
@@ -21,6 +23,8 @@ from tempo.batching.over_time import OverTime
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
+from tempo.ops.contraction import EINSUM
+from tempo.ops.indexing import SLICE
 from tempo.symbolic import Expr
 
 Array = Any
@@ -88,6 +92,11 @@ class Trace:
         return frozenset(nodes)
 
     @cached_property
+    def parts(self) -> dict[Node, _Parts]:
+        """Its slices that are parts of something."""
+        return _parts(self.nodes)
+
+    @cached_property
     def form(self) -> object:
         """What it computes, whatever its parameters' names and values: traces of one form are the same function."""
         if self.function is not None:
@@ -139,7 +148,7 @@ class Trace:
         values = {
             node: array for node, array in zip(self.inputs, (*parameters, *arguments), strict=True) if node is not None
         }
-        results = tuple([_value(node, values) for node in self.outputs])
+        results = tuple([_value(node, values, self.parts) for node in self.outputs])
         return results, _out_of_range(values)
 
 
@@ -196,7 +205,7 @@ def _out_of_range(values: dict[Node, Array]) -> Array | None:
     return bad
 
 
-def _value(node: Node, values: dict[Node, Array]) -> Array:
+def _value(node: Node, values: dict[Node, Array], parts: Mapping[Node, _Parts]) -> Array:
     """A node's value from those of the nodes before it: in the order of their making, which follows their edges."""
     needed: dict[Node, None] = {}
     stack = [node]
@@ -206,13 +215,110 @@ def _value(node: Node, values: dict[Node, Array]) -> Array:
             needed[one] = None
             stack.extend(edge.node for edge in one.edges)
     for one in sorted(needed, key=lambda n: n.number):
+        if one in parts:
+            values.update(zip(parts[one].nodes, parts[one](values[one.edges[0].node]), strict=True))
+            continue
         assert one.op.jax is not None, f"{one.op.name} has no JAX form"
         operands = [Padded(values[edge.node], tuple(edge.shape)) for edge in one.edges]  # type: ignore[arg-type]
         attributes = {name: _attribute(value) for name, value in one.attributes.items()}
-        array = jnp.asarray(one.op.jax(jx, *operands, **attributes)).astype(one.dtype)
+        make = _einsum if one.op is EINSUM else one.op.jax
+        array = jnp.asarray(make(jx, *operands, **attributes)).astype(one.dtype)
         # Primitives without a gradient have derivative zero, whatever JAX makes of their form.
         values[one] = array if one.op.gradient is not None else lax.stop_gradient(array)
     return values[node]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Slices of one node that do not overlap, along one axis, in their order."""
+
+    nodes: tuple[Node, ...]
+    axis: int
+    bounds: tuple[tuple[int, int], ...]
+    size: int
+
+    def __call__(self, array: Array) -> tuple[Array, ...]:
+        found: tuple[Array, ...] = _cut(self.axis, self.bounds, self.size)(array)
+        return found
+
+
+def _parts(nodes: Iterable[Node]) -> dict[Node, _Parts]:
+    """Which slices are parts of something."""
+    slices: dict[tuple[Node, int], list[tuple[int, int, Node]]] = {}
+    for node in nodes:
+        if node.op is SLICE:
+            (edge,) = node.edges
+            starts, sizes, steps = (_attribute(node.attributes[name]) for name in ("starts", "sizes", "steps"))
+            cut = [n for n, size in enumerate(edge.shape) if size != sizes[n]]
+            if len(cut) == 1 and set(steps) == {1}:
+                slices.setdefault((edge.node, cut[0]), []).append((starts[cut[0]], sizes[cut[0]], node))
+    found = {}
+    for (source, axis), some in slices.items():
+        some.sort(key=lambda part: part[:2])
+        if len(some) > 1 and all(a[0] + a[1] <= b[0] for a, b in itertools.pairwise(some)):
+            bounds = tuple([(start, start + size) for start, size, _ in some])
+            parts = _Parts(tuple([node for _, _, node in some]), axis, bounds, int(source.shape[axis]))  # type: ignore[arg-type]
+            found.update(dict.fromkeys(parts.nodes, parts))
+    return found
+
+
+@cache
+def _cut(axis: int, bounds: tuple[tuple[int, int], ...], size: int) -> Any:
+    """An array cut into parts, such that its gradient is put together of theirs.
+
+    JAX would add up arrays as large as the whole, and XLA compute all that leads to them for every number: for the
+    gates of 128 LSTMs with 256 units 1.9 ms instead of 0.1.
+    """
+
+    def parts(array: Array) -> tuple[Array, ...]:
+        return tuple([lax.slice_in_dim(array, start, stop, axis=axis) for start, stop in bounds])
+
+    def gradient(_: None, flows: Sequence[Array]) -> tuple[Array]:
+        pieces, end = [], 0
+        for (start, stop), flow in zip(bounds, flows, strict=True):
+            pieces += [_between(flow, axis, start - end), flow]
+            end = stop
+        pieces.append(_between(flows[-1], axis, size - end))
+        return (jnp.concatenate(pieces, axis),)
+
+    function = jax.custom_vjp(parts)
+    function.defvjp(lambda array: (parts(array), None), gradient)
+    return function
+
+
+def _between(like: Array, axis: int, size: int) -> Array:
+    return jnp.zeros((*like.shape[:axis], size, *like.shape[axis + 1 :]), like.dtype)
+
+
+def _einsum(jx: Any, *operands: Padded, subscripts: str) -> Array:
+    """An einsum whose rows, where one operand is different for every instance, are those of all instances.
+
+    For many instances JAX would have ``A @ W`` with two axes of rows, over both of which the gradient of ``W`` is
+    summed. XLA copies an operand for that on a CPU: 2.7 ms for 128 matrices of 64 x 64, and 1 ms with one axis.
+    """
+    letters, _, out = subscripts.partition("->")
+    # Whose first axis is the first of the result, and no other operand's.
+    in_front = [term[:1] == out[:1] != "" and letters.count(term[0]) == 1 for term in letters.split(",")]
+
+    def plain(*arrays: Array) -> Array:
+        assert EINSUM.jax is not None
+        return EINSUM.jax(jx, *(Padded(array, array.shape) for array in arrays), subscripts=subscripts)
+
+    @custom_vmap
+    def product(*arrays: Array) -> Array:
+        return plain(*arrays)
+
+    @product.def_vmap
+    def batched(size: int, is_batched: Sequence[bool], *arrays: Array) -> tuple[Array, bool]:
+        which = [n for n, one in enumerate(is_batched) if one]
+        if len(which) > 1 or not in_front[which[0]]:
+            return jax.vmap(plain, [0 if one else None for one in is_batched], axis_size=size)(*arrays), True
+        rows = [array.reshape(-1, *array.shape[2:]) if n in which else array for n, array in enumerate(arrays)]
+        found = plain(*rows)
+        return found.reshape(size, -1, *found.shape[1:]), True
+
+    arrays = [operand.array for operand in operands]
+    return product(*arrays) if any(in_front) else plain(*arrays)
 
 
 def _attribute(value: Any) -> Any:

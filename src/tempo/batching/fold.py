@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
@@ -37,10 +39,11 @@ class Fold(Parametrised):
         cells = {"leaf": leaf, "inner": inner}
         super().__init__(cells if loss is None else {**cells, "loss": loss}, seed)
         self._capacities: dict[Any, int] = {}
-        self._forward = jit(_forward, static_argnums=0, donate_argnums=3)
-        self._backward = jit(_backward, static_argnums=0, donate_argnums=3)
+        self._forward = jit(_forward, static_argnums=(0, 1), donate_argnums=4)
+        # All that is donated is kept: what flows is not read, but its memory is used.
+        self._backward = jit(_backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
         self._idle: dict[Any, list[Array]] = {}
-        """Arenas of earlier forests, whose first row is zeros."""
+        """Arenas of earlier forests, whose first row is zeros; for gradients, behind them as many for what flows."""
         self._parts: dict[Any, _Parts] = {}
         self._programs: set[Any] = set()
 
@@ -55,12 +58,12 @@ class Fold(Parametrised):
             chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not _inside(chosen, len(forest))
         ):
             raise InputError(f"nodes is not a list of numbers from 0 to {len(forest) - 1}: {nodes!r}")
-        parts, values, inputs = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen)
+        prepared = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen)
+        parts = prepared[0]
         if not len(chosen):
             states = [np.zeros((0, *one.shape), one.dtype) for one in parts.leaf.trace.results]
         else:
-            arenas, faults = self._run(self._forward, parts, values, inputs)
-            self._check(faults)
+            arenas = self._run(self._forward, *prepared)
             states = [
                 np.asarray(arena)[: len(chosen)].reshape(-1, *one.shape)
                 for arena, one in zip(arenas, parts.leaf.trace.results, strict=True)
@@ -75,39 +78,41 @@ class Fold(Parametrised):
             raise GradientError("there is no loss to differentiate", hint="tp.fold(..., loss=cell)")
         if not len(forest):
             raise InputError("value_and_grad of no trees: their mean is not defined")
-        parts, values, inputs = self._prepared(forest, parameters, "roots", forest.roots)
-        loss, gradients, faults = self._run(self._backward, parts, values, inputs)
-        self._check(faults)
-        return float(loss), gradients
+        loss, gradients = self._run(self._backward, *self._prepared(forest, parameters, "roots", forest.roots))
+        return float(loss[0]), gradients
 
-    def _check(self, faults: Mapping[str, Array]) -> None:
-        for name, fault in faults.items():
+    def _run(
+        self, function: Any, parts: _Parts, shape: _Shape, values: Mapping[str, Array], inputs: tuple[Array, ...]
+    ) -> Any:
+        """What a program gives: what is fetched from the device, and what stays there, if something does."""
+        self._programs.add((function, parts, shape))
+        key = (function, parts, shape.rows)
+        arenas = self._idle.pop(key, None)
+        if arenas is None:
+            kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
+            arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
+        found, faults, *rest, self._idle[key] = function(parts, shape, values, inputs, arenas)
+        # All at once: on a GPU, every array that is waited for by itself costs as long as some kernels.
+        found, faults = jax.device_get((found, faults))
+        for name, fault in zip(self.cells, faults, strict=False):
             if fault:
                 raise InputError(
                     f"an index is out of range in cell {name}, for node {int(fault) - 1}",
                     hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
                 )
-
-    def _run(self, function: Any, parts: _Parts, values: Mapping[str, Array], inputs: Inputs) -> Any:
-        shapes = tuple(np.shape(leaf) for leaf in tree_util.tree_leaves(inputs))
-        self._programs.add((function, parts, shapes))
-        key = (parts, len(inputs["size"]))
-        arenas = self._idle.pop(key, None)
-        if arenas is None:
-            arenas = [jnp.zeros((len(inputs["size"]), *one.shape), one.dtype) for one in parts.leaf.trace.results]
-        *found, self._idle[key] = function(parts, values, inputs, arenas)
-        return found
+        return (found, *rest) if rest else found
 
     def _prepared(
         self, forest: Forest, parameters: Mapping[str, Array] | None, which: str, wanted: np.ndarray[Any, Any]
-    ) -> tuple[_Parts, Any, Inputs]:
+    ) -> tuple[_Parts, _Shape, Any, tuple[Array, ...]]:
         values = self.given(parameters)
         rows = {name: kind(array.shape[1:], array.dtype) for name, array in forest.data.items()}
         arity = forest.children.shape[1]
         key = (arity, tuple(rows.items()))
         if key not in self._parts:
             self._parts[key] = self._traced(rows, arity)
-        return self._parts[key], values, self._inputs(forest, self._parts[key], which, wanted)
+        shape, inputs = self._inputs(forest, self._parts[key], which, wanted)
+        return self._parts[key], shape, values, inputs
 
     def _traced(self, data: Mapping[str, Kind], arity: int) -> _Parts:
         leaf = self._part("leaf", data)
@@ -150,32 +155,28 @@ class Fold(Parametrised):
         states = tuple(n for n, (path, _) in enumerate(paths) if path[1].key in ("children", "state"))
         return _Part(trace, asked, tuple(self.own(trace)), states)
 
-    def _inputs(self, forest: Forest, parts: _Parts, which: str, wanted: np.ndarray[Any, Any]) -> Inputs:
+    def _inputs(
+        self, forest: Forest, parts: _Parts, which: str, wanted: np.ndarray[Any, Any]
+    ) -> tuple[_Shape, tuple[Array, ...]]:
         """What the program is given, in arrays that are as large as they ever were: it is compiled for few sizes.
-        ``wanted`` are the nodes whose states are."""
+        ``wanted`` are the nodes whose states are. All numbers are one array, which is one transfer."""
         of_leaves = [forest.data[name][forest.heights == 0] for name in parts.leaf.asked]
         same = first_calls(of_leaves, [False] * len(of_leaves), parts.leaf.trace)
         plan = layout(forest, same, partial(self._room, "leaves"))
         nodes = self._room("nodes", len(forest))
         room = self._room(which, len(wanted))
-        segments = []
+        leaves = self._room("leaves", len(plan.leaves))
+        numbers = [np.array([len(wanted)]), _fit(wanted, room), _fit(plan.rows[wanted], room)]
+        numbers.append(_fit(plan.leaves, leaves))
+        chunks = []
         for segment in plan.segments:
             count = len(segment.nodes)
-            chunks = self._room(("chunks", segment.width), count)
-            segments.append(
-                {"count": np.int32(count), "nodes": _fit(segment.nodes, chunks), "rows": _fit(segment.children, chunks)}
-            )
-        weights = np.zeros(room, np.float32)
-        weights[: len(wanted)] = 1 / max(len(wanted), 1)
-        return {
-            "data": {name: _fit(array, nodes) for name, array in forest.data.items()},
-            "leaves": _fit(plan.leaves, self._room("leaves", len(plan.leaves))),
-            "segments": segments,
-            "wanted": _fit(wanted.astype(np.int32), room),
-            "rows": _fit(plan.rows[wanted], room),
-            "weights": weights,
-            "size": np.zeros(self._room("size", plan.size), np.bool_),
-        }
+            most = self._room(("chunks", segment.width), count)
+            numbers += [np.array([count]), _fit(segment.nodes, most), _fit(segment.children, most)]
+            chunks.append((most, *segment.children.shape[1:]))
+        shape = _Shape(tuple(forest.data), room, leaves, tuple(chunks), self._room("size", plan.size))
+        data = [_fit(array, nodes) for array in forest.data.values()]
+        return shape, (np.concatenate([array.ravel().astype(np.int32) for array in numbers]), *data)
 
     def _room(self, what: Any, count: int) -> int:
         wanted = padded_width(count) if count else 0
@@ -195,6 +196,39 @@ def fold(
     """
     made = [cell(leaf, "leaf"), cell(inner, "inner")]
     return Fold(made[0], made[1], None if loss is None else cell(loss, "loss"), seed)
+
+
+class _Shape(NamedTuple):
+    """How large the arrays of a program are."""
+
+    data: tuple[str, ...]
+    """The names of the forest's arrays."""
+    wanted: int
+    leaves: int
+    chunks: tuple[tuple[int, int, int], ...]
+    """Per width how many chunks, the width, and the forest's arity."""
+    rows: int
+    """Of the arenas."""
+
+    def unpacked(self, arrays: Sequence[Array]) -> Inputs:
+        """What the program is given, by name."""
+        numbers, *data = arrays
+        ends = 0
+
+        def next_one(*sizes: int) -> Array:
+            nonlocal ends
+            start, ends = ends, ends + math.prod(sizes)
+            return numbers[start:ends].reshape(sizes)
+
+        count = next_one()
+        wanted, rows, leaves = next_one(self.wanted), next_one(self.wanted), next_one(self.leaves)
+        segments = [
+            {"count": next_one(), "nodes": next_one(chunks, width), "rows": next_one(chunks, width, arity)}
+            for chunks, width, arity in self.chunks
+        ]
+        weights = jnp.where(jnp.arange(self.wanted) < count, 1 / count, 0).astype(np.float32)
+        found = {"wanted": wanted, "rows": rows, "leaves": leaves, "segments": segments, "weights": weights}
+        return {"data": dict(zip(self.data, data, strict=True)), **found}
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,11 +322,11 @@ def _first(bad: Array | None, nodes: Array) -> Array:
 
 def _states(
     parts: _Parts, values: Mapping[str, Array], inputs: Inputs, arenas: list[Array]
-) -> tuple[list[Array], dict[str, Array]]:
-    """The arenas with all states, and where indices are out of range."""
+) -> tuple[list[Array], list[Array]]:
+    """The arenas with all states, and where indices of leaves and of other nodes are out of range."""
     leaves = inputs["leaves"]
     of_leaves, bad = parts.leaf.trace.checked(len(leaves), parts.leaf.own(values), parts.leaf.arguments(inputs, leaves))
-    faults = {"leaf": _first(bad, leaves), "inner": jnp.int32(0)}
+    faults = [_first(bad, leaves), jnp.int32(0)]
     arenas = [
         lax.dynamic_update_slice_in_dim(arena, states, 1, 0) for arena, states in zip(arenas, of_leaves, strict=True)
     ]
@@ -306,31 +340,34 @@ def _states(
         return new, jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
 
     for chunks in _chunks(inputs):
-        arenas, faults["inner"] = lax.fori_loop(0, chunks.count, partial(chunk, chunks), (arenas, faults["inner"]))
+        arenas, faults[1] = lax.fori_loop(0, chunks.count, partial(chunk, chunks), (arenas, faults[1]))
     return arenas, faults
 
 
 def _forward(
-    parts: _Parts, values: Mapping[str, Array], inputs: Inputs, arenas: list[Array]
-) -> tuple[list[Array], dict[str, Array], list[Array]]:
+    parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
+) -> tuple[list[Array], Array, list[Array]]:
+    inputs = shape.unpacked(arrays)
     arenas, faults = _states(parts, values, inputs, arenas)
     # Every state as a vector, which is faster to gather.
-    return [taken(arena.reshape(len(arena), -1), inputs["rows"]) for arena in arenas], faults, arenas
+    return [taken(arena.reshape(len(arena), -1), inputs["rows"]) for arena in arenas], jnp.stack(faults), arenas
 
 
 def _backward(
-    parts: _Parts, values: Mapping[str, Array], inputs: Inputs, arenas: list[Array]
-) -> tuple[Array, dict[str, Array], dict[str, Array], list[Array]]:
+    parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
+) -> tuple[list[Array], Array, dict[str, Array], list[Array]]:
     assert parts.loss is not None
+    inputs = shape.unpacked(arrays)
+    arenas, flows = arenas[: len(arenas) // 2], arenas[len(arenas) // 2 :]
     arenas, faults = _states(parts, values, inputs, arenas)
-    carry: _Carry = [jnp.zeros_like(arena) for arena in arenas], {n: jnp.zeros_like(v) for n, v in values.items()}
+    carry: _Carry = [jnp.zeros_like(flow) for flow in flows], {n: jnp.zeros_like(v) for n, v in values.items()}
 
     roots, weights = inputs["wanted"], inputs["weights"]
     rows = inputs["rows"]
     state = tree_util.tree_unflatten(parts.leaf.trace.structure, [taken(arena, rows) for arena in arenas])
     arguments = parts.loss.arguments(inputs, roots, state=state)
     (losses,), bad = parts.loss.trace.checked(len(roots), parts.loss.own(values), arguments)
-    faults["loss"] = _first(bad, roots)
+    faults.append(_first(bad, roots))
     carry = _flow(parts.loss, values, arguments, [weights], rows, carry)
 
     def chunk(chunks: _Chunks, k: Array, carry: _Carry) -> _Carry:
@@ -345,8 +382,8 @@ def _backward(
 
     leaves = inputs["leaves"]
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
-    _, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
-    return jnp.sum(losses * weights), gradients, faults, arenas
+    flows, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
+    return [jnp.sum(losses * weights)], jnp.stack(faults), gradients, arenas + flows
 
 
 _Carry = tuple[list[Array], dict[str, Array]]

@@ -53,20 +53,18 @@ class Hoisting:
 
     def apply(self, calls: list[Calls], recorder: Recorder) -> list[Calls]:
         """The same calls, those of recursive cells in two where that is worth it."""
-        recursive = [one for one in calls if recorder.phases.is_recursive(one.trace)]
+        recursive = [one for one in calls if recorder.phases.is_recursive(one.trace) and not self._is_whole(one.trace)]
         if not recursive:
             return calls
-        phase_of = np.full(recorder.count - recorder.computed, -1, np.int32)
+        phase_of = np.full(recorder.count, -1, np.int32)
         for one in recursive:
             for position in range(len(one.trace.results)):
-                phase_of[one.bases - recorder.computed + position] = one.phase
+                phase_of[one.bases + position] = one.phase
         for one in recursive:
             inside = self.inside.get(one.trace, (False,) * len(one.columns))
             for n, column in enumerate(one.columns):
-                if one.is_value[n] and not inside[n]:
-                    pending = column[column >= recorder.computed] - recorder.computed
-                    if np.any(phase_of[pending] == one.phase):
-                        inside = (*inside[:n], True, *inside[n + 1 :])
+                if one.is_value[n] and not inside[n] and np.any(phase_of[column] == one.phase):
+                    inside = (*inside[:n], True, *inside[n + 1 :])
             self.inside[one.trace] = inside
         found: list[Calls] = []
         for one in calls:
@@ -77,6 +75,11 @@ class Hoisting:
                 found.append(self._early(one, split, recorder))
             found.append(one)
         return found
+
+    def _is_whole(self, trace: Trace) -> bool:
+        """Whether there is nothing to take out of a cell, nor ever will be: arguments only become results."""
+        inside = self.inside.get(trace)
+        return inside is not None and self.splits.get((trace, inside), self) is None
 
     def _early(self, one: Calls, split: Split, recorder: Recorder) -> Calls:
         """The part of some calls that does not wait; the calls become the rest."""

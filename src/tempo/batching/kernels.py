@@ -3,7 +3,7 @@
 An arena is one array with all values of one kind; a kernel gathers its arguments' rows inside, and writes each of its
 results as consecutive rows. Arenas are donated, so that nothing is copied. Parameters come without a batch axis.
 
-Which rows, a kernel finds on the device: the launches of a cell are a table, the rows of their arguments one array, and
+Which rows, a kernel finds on the device: the launches of a cell are a table, the rows of their arguments another, and
 every kernel tells the next how many launches are done. So a launch costs one call of a compiled function and no
 transfer; launches of one cell and width that follow each other are a loop inside one kernel.
 
@@ -27,79 +27,15 @@ from jax import lax
 
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching.cell import Kind, Trace
-from tempo.batching.planning import FEW, Group, Lanes, Rows, Run
-from tempo.batching.recording import Value
-from tempo.batching.widths import room
+from tempo.batching.planning import FEW, Group, Lanes, Run
+from tempo.batching.store import Arenas
 
 Array = Any
-Arenas = dict[Kind, Array]
 
 UNROLLED = 4
 """How many launches are one turn of a loop on a GPU, where a turn costs about 20 us, and a small kernel in it 2."""
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 """For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
-
-
-@dataclass
-class Store:
-    """The arenas of one mini-batch."""
-
-    capacities: dict[Any, int]
-    idle: Arenas
-    """Those of an earlier mini-batch: what they hold does not matter, and new ones would have to be cleared."""
-    rows: Rows = field(default_factory=Rows)
-    arenas: Arenas = field(default_factory=dict)
-
-    def make_room(self) -> None:
-        """Let the arenas have all rows that are needed. They have as many as the largest mini-batch before, if those
-        are enough, and a few megabytes at least, so that kernels are compiled for few sizes."""
-        for kind, rows in self.rows.needed.items():
-            least = min(max((4 << 20) // max(kind.bytes, 1), 64), 4096)
-            wanted = self.capacities[kind] = room(rows, self.capacities.get(kind, 0), least)
-            arena = self.arenas.get(kind)
-            if arena is None:
-                arena = self.idle.pop(kind, None)
-                if arena is not None and len(arena) == wanted:
-                    self.arenas[kind] = arena
-                    continue
-                self.arenas[kind] = jnp.zeros((wanted, *kind.shape), kind.dtype)
-            elif len(arena) < wanted:
-                self.arenas[kind] = jnp.pad(arena, [(0, wanted - len(arena))] + [(0, 0)] * len(kind.shape))
-
-    def give_back(self) -> None:
-        """Let a later mini-batch have the arenas."""
-        self.idle.update(self.arenas)
-        self.arenas = {}
-
-    def fetch(self, values: Sequence[Value], arenas: Arenas | None = None) -> list[np.ndarray[Any, Any]]:
-        """Computed values as NumPy's arrays, fetched together."""
-        by_kind: dict[Kind, list[int]] = {}
-        for n, value in enumerate(values):
-            by_kind.setdefault(value.kind, []).append(n)
-        found: list[Any] = [None] * len(values)
-        for kind, positions in by_kind.items():
-            rows = self.rows.of[[values[n].number for n in positions]]
-            fetched = rows_of((self.arenas if arenas is None else arenas)[kind], rows)
-            for n, array in zip(positions, fetched, strict=True):
-                found[n] = array.copy()
-        return found
-
-
-def rows_of(arena: Array, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if jax.default_backend() == "cpu" and arena.dtype.kind in "biuf":
-        # Where it is. No other view of an arena may stay: kernels would copy it, rather than write into it.
-        found: np.ndarray[Any, Any] = np.from_dlpack(arena.block_until_ready())[rows]
-        return found
-    width = 16
-    while width < len(rows):
-        width *= 4
-    padding = np.full(width - len(rows), rows[-1], np.int32)
-    return np.asarray(_rows_of(arena, np.concatenate([rows, padding])))[: len(rows)]
-
-
-@jax.jit
-def _rows_of(arena: Array, rows: Array) -> Array:
-    return arena.at[rows].get(mode="promise_in_bounds")
 
 
 @cache
@@ -149,7 +85,7 @@ class Kernels:
         lanes, group = run.lanes, run.lanes.group
         kernel = self.forwards.get(group.form)
         if kernel is None:
-            kernel = jit(partial(_forward, group), donate_argnums=4, static_argnums=(0, 1))
+            kernel = jit(partial(_forward, group), donate_argnums=5, static_argnums=(0, 1, 2))
             self.forwards[group.form] = kernel
         written, read = _kinds(group)
         if lanes.status is None:
@@ -158,14 +94,14 @@ class Kernels:
         arguments = (
             run.width,
             looped,
+            lanes.depth,
             parameters,
             tuple([arenas[kind] for kind in read]),
             tuple([arenas[kind] for kind in written]),
-            lanes.table,
-            lanes.numbers,
+            lanes.index,
             lanes.data,
             lanes.status,
-            run.launches if looped else 1,
+            run.launches if looped else None,
         )
         return _Call(kernel, arguments)
 
@@ -200,22 +136,22 @@ class Kernels:
         lanes, group = run.lanes, run.lanes.group
         kernel = self.backwards.get(group.form)
         if kernel is None:
-            kernel = jit(partial(_backward, group), donate_argnums=(4, 5), static_argnums=(0, 1))
+            kernel = jit(partial(_backward, group), donate_argnums=(5, 6), static_argnums=(0, 1, 2))
             self.backwards[group.form] = kernel
         read, moved = _read(group), _moved(group)
         looped, _ = _times(run)
         arguments = (
             run.width,
             looped,
+            lanes.depth,
             parameters,
             tuple([arenas[kind] for kind in read]),
             tuple([flows[kind] for kind in moved]),
             gradients,
-            lanes.table,
-            lanes.numbers,
+            lanes.index,
             lanes.data,
             left,
-            run.launches if looped else 1,
+            run.launches if looped else None,
         )
         return _Call(kernel, arguments)
 
@@ -250,7 +186,7 @@ def _times(run: Run) -> tuple[bool, int]:
 
 
 def _sizes(lanes: Lanes, arenas: Arenas, kinds: Sequence[Kind]) -> tuple[int, ...]:
-    return (len(lanes.table), lanes.numbers.shape[1], *(len(arenas[kind]) for kind in kinds))
+    return (lanes.depth, len(lanes.index), *map(len, lanes.data[:1]), *(len(arenas[kind]) for kind in kinds))
 
 
 @cache
@@ -286,6 +222,14 @@ class _Launch(NamedTuple):
     def row(self, n: int) -> Array:
         """The first row of the nth result, or, behind these, of an aligned argument."""
         return self.entry[2 + n]
+
+
+def _tables(group: Group, depth: int, index: Array) -> tuple[Array, Array]:
+    """``Lanes.index`` as what it holds."""
+    fields = 2 + len(group.trace.results) + group.trace.aligned
+    gathered = sum(group.gathered) - group.trace.aligned
+    lanes = (len(index) - depth * fields) // max(gathered, 1)
+    return index[: depth * fields].reshape(depth, fields), index[depth * fields :].reshape(gathered, lanes)
 
 
 def _launch(table: Array, n: Array, width: int) -> _Launch:
@@ -342,7 +286,7 @@ def held(arrays: list[Array], zero: Array) -> list[Array]:
     return list(found)
 
 
-def _loop(looped: bool, launches: Array, turn: Callable[[Array, Array, Any], Any], carry: Any) -> Any:
+def _loop(looped: bool, launches: Array | int, turn: Callable[[Array, Array, Any], Any], carry: Any) -> Any:
     """What ``turn(n, real, carry)`` makes for n from 0 to ``launches``; where several turns are one of a loop, the last
     of these are made again, and not ``real``."""
     if not looped:
@@ -362,16 +306,18 @@ def _forward(
     group: Group,
     width: int,
     looped: bool,
+    depth: int,
     parameters: Sequence[Array],
     read: Sequence[Array],
     written: Sequence[Array],
-    table: Array,
-    numbers: Array,
+    index: Array,
     data: Sequence[Array],
     status: Array,
-    launches: Array,
+    launches: Array | None,
 ) -> tuple[Array, tuple[Array, ...]]:
     trace = group.trace
+    table, numbers = _tables(group, depth, index)
+    count = 1 if launches is None else launches
     to_write, to_read = _kinds(group)
     only_read = dict(zip(to_read, read, strict=True))
     done = status[0]
@@ -389,25 +335,27 @@ def _forward(
             fault = jnp.where(fault > 0, fault, here)
         return fault, tuple([arenas[kind] for kind in to_write])
 
-    fault, after = _loop(looped, launches, turn, (status[1], tuple(written)))
-    return jnp.stack([done + launches, fault]), after
+    fault, after = _loop(looped, count, turn, (status[1], tuple(written)))
+    return jnp.stack([done + count, fault]), after
 
 
 def _backward(
     group: Group,
     width: int,
     looped: bool,
+    depth: int,
     parameters: Sequence[Array],
     read: Sequence[Array],
     flows: Sequence[Array],
     gradients: Sequence[Array],
-    table: Array,
-    numbers: Array,
+    index: Array,
     data: Sequence[Array],
     left: Array,
-    launches: Array,
+    launches: Array | None,
 ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
     trace = group.trace
+    table, numbers = _tables(group, depth, index)
+    count = 1 if launches is None else launches
     arenas = dict(zip(_read(group), read, strict=True))
     moved = _moved(group)
     floats = [n for n, kind in enumerate(trace.results) if kind.is_float]
@@ -450,8 +398,8 @@ def _backward(
         sums = tuple([g + h for g, h in zip(gradients, of_parameters, strict=True)])
         return tuple([into[kind] for kind in moved]), sums
 
-    after, sums = _loop(looped, launches, turn, (tuple(flows), tuple(gradients)))
-    return left - launches, after, sums
+    after, sums = _loop(looped, count, turn, (tuple(flows), tuple(gradients)))
+    return left - count, after, sums
 
 
 def _where(lanes: Array, array: Array, other: Array | float) -> Array:

@@ -16,6 +16,7 @@ given is put there once.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +26,9 @@ import jax
 import numpy as np
 
 from tempo.batching.cell import Kind, Trace
+from tempo.batching.demand import Block, taken
 from tempo.batching.hoisting import Hoisting
-from tempo.batching.recording import STRIDE, Recorder, Stream, Value, data_trace
+from tempo.batching.recording import Recorder, Value, data_trace
 from tempo.batching.repeats import first_calls
 from tempo.batching.widths import launches, room
 
@@ -82,10 +84,11 @@ class Lanes:
     """The calls of one cell in the order of its launches, on the device."""
 
     group: Group
-    table: Array
-    """(launches, ...): the first lane, the number of calls, the first rows of results, those of aligned arguments."""
-    numbers: Array
-    """(other gathered arguments, lanes): their rows."""
+    index: Array
+    """Two tables behind each other, as one array, which is one transfer. The first has a row for each of ``depth``
+    launches: the first lane, the number of calls, the first rows of results, those of aligned arguments. The second has
+    for every other gathered argument the rows of all lanes."""
+    depth: int
     data: tuple[Array, ...]
     """The other arguments."""
     launches: int
@@ -123,6 +126,17 @@ class Rows:
     def row(self, value: Value) -> int:
         return int(self.of[value.number])
 
+    def take(self, kind: Kind, count: int) -> int:
+        """So many rows, of which this is the first."""
+        first = self.taken.get(kind, 0)
+        self.taken[kind] = first + count
+        return first
+
+    def reach(self, kind: Kind, end: int) -> None:
+        """Let a kernel write or read up to there."""
+        if end > self.needed.get(kind, 0):
+            self.needed[kind] = end
+
 
 @dataclass
 class Planner:
@@ -132,9 +146,10 @@ class Planner:
     hoisting: Hoisting = field(default_factory=Hoisting)
     capacities: dict[Any, int] = field(default_factory=dict)
 
-    def plan(self, recorder: Recorder, rows: Rows, put: Put) -> list[Run]:
-        """What is recorded and not computed yet, as runs. From now on it counts as computed."""
-        calls = _taken(recorder)
+    def plan(self, recorder: Recorder, rows: Rows, put: Put, wanted: Sequence[int] | None) -> list[Run]:
+        """What is recorded and to be computed now, as runs: whatever the results with the numbers ``wanted`` need, or
+        (None) everything."""
+        calls = [_calls(block) for block in taken(recorder, wanted)]
         if not calls:
             return []
         calls = self.hoisting.apply(calls, recorder)
@@ -142,7 +157,6 @@ class Planner:
             self.groups.see(one.trace, put.wanted_columns(one))
         calls = put.apply(calls, self.groups, recorder) + calls
         rows.grow(recorder.count)
-        recorder.computed = recorder.count
         return self._runs(_by_trace(calls), rows)
 
     def _runs(self, together: Sequence[Calls], rows: Rows) -> list[Run]:
@@ -155,10 +169,10 @@ class Planner:
                 # In the order of the lanes that read it.
                 n = number[part.calls.trace.early]
                 part.before = parts[n] = _Part(together[n] if part.order is None else _chosen(together[n], part.order))
-        owner = np.repeat(np.arange(len(parts)), [len(part.counts) for part in parts])
-        phases = np.array([part.calls.phase for part in parts])[owner]
-        order = np.lexsort((owner, np.concatenate([part.levels for part in parts]), phases))
-        _place(parts, owner[order], rows)
+        order = sorted(
+            (part.calls.phase, level, n, k) for n, part in enumerate(parts) for k, level in enumerate(part.levels)
+        )
+        _place([(parts[n], k) for _, _, n, k in order], rows)
         for part in parts:
             part.number(rows)
             if part.calls.repeats is not None:
@@ -166,87 +180,28 @@ class Planner:
                     repeated, made = part.calls.repeats + position
                     rows.of[repeated] = rows.of[made]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
-        counts = np.concatenate([part.counts for part in parts])[order]
-        widths = np.concatenate([part.widths for part in parts])[order]
-        owner = owner[order]
-        firsts = _firsts((owner[1:] != owner[:-1]) | (widths[1:] != widths[:-1]))
-        sizes = np.diff(firsts, append=len(order))
-        calls = np.add.reduceat(counts, firsts)
-        return [
-            Run(lanes[n], width, size, count)
-            for n, width, size, count in zip(
-                owner[firsts].tolist(), widths[firsts].tolist(), sizes.tolist(), calls.tolist(), strict=True
-            )
-        ]
+        # What few launches read, their kernels take along, which is faster.
+        often = [one for one in lanes if one.launches > FEW]
+        if often:
+            for one, (index, data) in zip(often, jax.device_put([(o.index, o.data) for o in often]), strict=True):
+                one.index, one.data = index, data
+        runs: list[Run] = []
+        for _, _, n, k in order:
+            width, count = parts[n].widths[k], parts[n].counts[k]
+            if runs and runs[-1].lanes is lanes[n] and runs[-1].width == width:
+                runs[-1].launches += 1
+                runs[-1].calls += count
+            else:
+                runs.append(Run(lanes[n], width, 1, count))
+        return runs
 
 
-def _taken(recorder: Recorder) -> list[Calls]:
-    streams = [stream for stream in recorder.streams.values() if stream.bases]
-    if recorder.stale:
-        _align(streams, recorder)
-        recorder.stale = False
-    calls = []
-    for stream in streams:
-        columns: list[Any] = [
-            np.array(column, np.int32) if is_value else list(column)
-            for column, is_value in zip(stream.columns, stream.is_value, strict=True)
-        ]
-        levels, bases = np.array(stream.levels, np.int64), np.array(stream.bases, np.int32)
-        calls.append(Calls(stream.trace, 2 * stream.phase + 1, levels, bases, columns, stream.is_value))
-        stream.clear()
-    return calls
-
-
-def _align(streams: Sequence[Stream], recorder: Recorder) -> None:
-    """Count the levels again, since phases turned out to be others, with the anchors that make the fewest launches:
-    from now on calls are recorded with them."""
-    anchors = recorder.phases.anchors
-    together: dict[int, dict[Trace, None]] = {}
-    for stream in streams:
-        together.setdefault(stream.phase, {})[stream.trace] = None
-    anchors.difference_update(*together.values())
-    order = sorted((base, n, k) for n, stream in enumerate(streams) for k, base in enumerate(stream.bases))
-    for phase, traces in together.items():
-        if len(traces) > 1:
-            fewest = _levels(streams, order, recorder.computed, anchors, phase)
-            for trace in traces:
-                count = _levels(streams, order, recorder.computed, anchors - set(traces) | {trace}, phase)
-                if count < fewest:
-                    fewest = count
-                    anchors.difference_update(traces)
-                    anchors.add(trace)
-    _levels(streams, order, recorder.computed, anchors, None)
-    for stream in recorder.streams.values():
-        stream.anchor = stream.trace in anchors
-
-
-def _levels(
-    streams: Sequence[Stream],
-    order: Sequence[tuple[int, int, int]],
-    computed: int,
-    anchors: set[Trace],
-    only: int | None,
-) -> int:
-    """Count the levels of all streams, or of one phase's: how many launches there are."""
-    found: dict[int, tuple[int, int]] = {}
-    launches = set()
-    for base, n, k in order:
-        stream = streams[n]
-        if only is not None and stream.phase != only:
-            continue
-        level = 0
-        for column, is_value in zip(stream.columns, stream.is_value, strict=True):
-            if is_value and column[k] >= computed:
-                phase, below = found.get(column[k], (-1, 0))
-                if phase == stream.phase:
-                    level = max(level, below + 1)
-        if stream.trace in anchors:
-            level = -(-level // STRIDE) * STRIDE
-        stream.levels[k] = level
-        launches.add((stream.trace, level))
-        for position in range(stream.size):
-            found[base + position] = stream.phase, level
-    return len(launches)
+def _calls(block: Block) -> Calls:
+    """Recorded calls as the planner has them."""
+    stream = block.stream
+    numbers, data = iter(block.numbers[:-1].astype(np.int32)), iter(block.data)
+    columns = [next(numbers) if is_value else next(data) for is_value in stream.is_value]
+    return Calls(stream.trace, 2 * stream.phase + 1, block.numbers[-1], next(numbers), columns, stream.is_value)
 
 
 @dataclass
@@ -332,40 +287,44 @@ def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
     return together
 
 
-def _firsts(changes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Where runs of equal things begin, given where something differs from the one before."""
-    return np.concatenate([[0], np.flatnonzero(changes) + 1])
-
-
 class _Part:
-    """The launches of one cell."""
+    """The launches of one cell: lists of numbers, which are few, where calls are arrays."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         levels = calls.levels
         self.order: np.ndarray[Any, Any] | None = None
         """Which calls the lanes make, if not one after another."""
-        if len(levels) > 1 and np.any(levels[1:] < levels[:-1]):
+        changes = levels[1:] - levels[:-1]
+        if len(changes) and changes.min() < 0:
             self.order = np.argsort(levels, kind="stable")
             levels = levels[self.order]
-        sizes = [len(levels)]
-        if levels[0] != levels[-1]:
-            sizes = np.diff(_firsts(levels[1:] != levels[:-1]), append=len(levels)).tolist()
-        work = calls.trace.work
-        self.widths, self.counts = np.array([launch for size in sizes for launch in launches(size, work)]).T
-        self.firsts = np.cumsum(self.counts) - self.counts
-        self.levels = levels[self.firsts]
-        self.starts = np.zeros((len(calls.trace.results), len(self.counts)), np.int32)
-        """The first rows of every launch's results."""
+            changes = levels[1:] - levels[:-1]
+        ends = [*(np.flatnonzero(changes) + 1).tolist(), len(levels)]
+        self.widths: list[int] = []
+        self.counts: list[int] = []
+        self.firsts: list[int] = []
+        first = 0
+        for end in ends:
+            for width, count in launches(end - first, calls.trace.work):
+                self.widths.append(width)
+                self.counts.append(count)
+                self.firsts.append(first)
+                first += count
+        self.levels: list[int] = levels[self.firsts].tolist()
+        self.starts: list[list[int]] = [[] for _ in calls.trace.results]
+        """Per result the first rows of every launch."""
         self.before: _Part | None = None
         """The launches of what was taken out of the cell."""
 
     def number(self, rows: Rows) -> None:
         """Say where every result is."""
         bases = self.calls.bases if self.order is None else self.calls.bases[self.order]
-        inside = np.arange(len(bases), dtype=np.int32) - np.repeat(self.firsts, self.counts).astype(np.int32)
+        inside = np.arange(len(bases), dtype=np.int32)
+        if len(self.counts) > 1:
+            inside -= np.repeat(self.firsts, self.counts).astype(np.int32)
         for position, starts in enumerate(self.starts):
-            rows.of[bases + position] = np.repeat(starts, self.counts) + inside
+            rows.of[bases + position] = inside + (np.repeat(starts, self.counts) if len(starts) > 1 else starts[0])
 
     def lanes(self, group: Group, rows: Rows, capacities: dict[Any, int]) -> Lanes:
         calls, trace = self.calls, self.calls.trace
@@ -374,18 +333,17 @@ class _Part:
         bytes_ = 4 + sum(calls.trace.arguments[n].bytes for n in given)
         capacity = capacities[group] = room(size, capacities.get(group, 0), min(max((1 << 16) // bytes_, 64), 4096))
         depth = capacities[group, "launches"] = room(len(self.counts), capacities.get((group, "launches"), 0), 64)
-        results, aligned = len(self.starts), trace.aligned
-        table = np.zeros((depth, 2 + results + aligned), np.int32)
-        table[: len(self.counts), 0], table[: len(self.counts), 1] = self.firsts, self.counts
-        table[: len(self.counts), 2 : 2 + results] = self.starts.T
+        aligned = trace.aligned
+        entries = [self.firsts, self.counts, *self.starts]
         for n in range(aligned):
             assert self.before is not None
-            starts = self.before.starts[n, 0] + self.firsts
-            table[: len(self.counts), 2 + results + n] = starts
+            entries.append([self.before.starts[n][0] + first for first in self.firsts])
             kind = trace.arguments[len(trace.arguments) - aligned + n]
-            rows.needed[kind] = max(rows.needed[kind], int(np.max(starts + self.widths)))
+            rows.reach(kind, max(map(operator.add, entries[-1], self.widths)))
         gathered = [n for n in range(len(group.gathered) - aligned) if group.gathered[n]]
-        numbers = np.zeros((len(gathered), capacity), np.int32)
+        index = np.zeros(depth * len(entries) + len(gathered) * capacity, np.int32)
+        index[: len(self.counts) * len(entries)] = np.array(entries, np.int32).T.ravel()
+        numbers = index[depth * len(entries) :].reshape(len(gathered), capacity)
         for line, n in enumerate(gathered):
             numbers[line, :size] = rows.of[calls.columns[n] if self.order is None else calls.columns[n][self.order]]
         data = []
@@ -396,43 +354,23 @@ class _Part:
             held[:size] = column if self.order is None else column[self.order]
             data.append(held)
         bases = calls.bases if self.order is None else calls.bases[self.order]
-        arrays: tuple[Array, Array, tuple[Array, ...]] = (table, numbers, tuple(data))
-        if len(self.counts) > FEW:
-            # Otherwise the kernels that read them take them along, which is faster.
-            arrays = jax.device_put(arrays)
-        table, numbers, given_data = arrays
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
-        return Lanes(group, table, numbers, given_data, len(self.counts), bases, repeated)
+        return Lanes(group, index, depth, tuple(data), len(self.counts), bases, repeated)
 
 
-def _place(parts: Sequence[_Part], owner: np.ndarray[Any, Any], rows: Rows) -> None:
-    """Give all results their rows: ``owner`` says whose the launches are, in their order."""
-    places = [np.flatnonzero(owner == n) for n in range(len(parts))]
-    for kind in dict.fromkeys(kind for part in parts for kind in part.calls.trace.results):
-        amounts = np.zeros(len(owner), np.int64)
-        found = []
-        for at, part in zip(places, parts, strict=True):
-            positions = [position for position, one in enumerate(part.calls.trace.results) if one is kind]
-            if positions:
+def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:
+    """Give all results their rows, launch by launch in their order."""
+    for part, k in order:
+        trace, count, width = part.calls.trace, part.counts[k], part.widths[k]
+        for starts, kind in zip(part.starts, trace.results, strict=True):
+            if not trace.auxiliary:
+                starts.append(rows.take(kind, count))
+            elif k == 0:
                 # What is no cell of the user's has each of its results in consecutive rows, for all of its launches,
                 # of which the last may reach further. Otherwise a launch has its own.
-                whole = len(part.calls.bases) + int(part.widths[-1] - part.counts[-1])
-                amounts[at] = (
-                    np.append(whole, np.zeros(len(at) - 1, int)) if part.calls.trace.auxiliary else part.counts
-                )
-                amounts[at] *= len(positions)
-                found.append((part, positions, at, whole))
-        taken = rows.taken.get(kind, 0)
-        starts = taken + np.cumsum(amounts) - amounts
-        for part, positions, at, whole in found:
-            for k, position in enumerate(positions):
-                if part.calls.trace.auxiliary:
-                    part.starts[position] = starts[at[0]] + k * whole + part.firsts
-                else:
-                    part.starts[position] = starts[at] + k * part.counts
-                reached = int(np.max(part.starts[position] + part.widths))
-                rows.needed[kind] = max(rows.needed.get(kind, 0), reached)
-        rows.taken[kind] = taken + int(amounts.sum())
+                first = rows.take(kind, len(part.calls.bases) + part.widths[-1] - part.counts[-1])
+                starts.extend([first + own for own in part.firsts])
+            rows.reach(kind, starts[k] + width)
 
 
 def stacked(column: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:

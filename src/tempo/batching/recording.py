@@ -1,8 +1,8 @@
 """Calls of cells, recorded while a model runs.
 
-Calls of one cell with arguments of one form are a *stream*: a column for every argument, to which a call adds what it
-was given: data, or the number of a result. Every result of a mini-batch has a number. So a call costs little Python,
-and everything after it is computed with NumPy, for a stream at once.
+Calls of one cell with arguments of one form are a *stream*, to which a call adds what it was given: data, or the number
+of a result. Every result of a mini-batch has a number. So a call costs little Python, and everything after it is
+computed with NumPy, for a stream at once.
 
 Two calls can be one launch if they have the same cell, kinds of arguments and level. Levels are counted within a
 *phase*: cells that depend on each other's results, directly or around some corners, are one phase, and phases follow
@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of, local
+from tempo.batching.phases import Phases
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 STRIDE = 1 << 20
+EPOCH = 1 << 40
+"""Levels begin at a multiple of it, the next one whenever something was computed: so what was computed has lower levels
+than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
 
 
 class Value:
@@ -44,13 +47,16 @@ class Value:
     ``np.asarray(v)``) makes this instance wait until it is computed.
     """
 
-    __slots__ = ("kind", "level", "number", "stream")
+    # No __init__: one would take as long again as all that is done here (140 ns instead of 70, for every result).
+    __slots__ = ("level", "number", "source")
 
-    def __init__(self, stream: Stream, kind: Kind, number: int, level: int) -> None:
-        self.stream = stream
-        self.kind = kind
-        self.number = number
-        self.level = level
+    source: Source
+    number: int
+    level: int
+
+    @property
+    def kind(self) -> Kind:
+        return self.source.kind
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +68,10 @@ class Value:
 
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        return self.stream.recorder.read(self)
+        fibers = self.source.stream.recorder.fibers
+        if fibers is None:
+            raise Reading
+        return fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.read(), dtype)
@@ -92,7 +101,7 @@ class Value:
         return self.read() >= other
 
     def __repr__(self) -> str:
-        return f"<{self.kind} of cell {self.stream.trace.cell.name}>"
+        return f"<{self.kind} of cell {self.source.stream.trace.cell.name}>"
 
     def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
@@ -105,7 +114,7 @@ class Value:
                 )
         # Slices cannot be hashed before Python 3.12.
         key = tuple(("slice", p.start, p.stop, p.step) if isinstance(p, slice) else p for p in parts)
-        return self.stream.recorder.call(_item(key), (self,), {})
+        return self.source.stream.recorder.call(_item(key), (self,), {})
 
     def __len__(self) -> int:
         if not self.shape:
@@ -116,10 +125,10 @@ class Value:
         return (self[n] for n in range(len(self)))
 
     def __neg__(self) -> Any:
-        return self.stream.recorder.call(_operator("neg"), (self,), {})
+        return self.source.stream.recorder.call(_operator("neg"), (self,), {})
 
     def __abs__(self) -> Any:
-        return self.stream.recorder.call(_operator("abs"), (self,), {})
+        return self.source.stream.recorder.call(_operator("abs"), (self,), {})
 
     __array_ufunc__ = None
 
@@ -128,10 +137,10 @@ def _binary(name: str) -> None:
     """Let ``Value`` have an operator, and its reflection."""
 
     def there(self: Value, other: Any) -> Any:
-        return self.stream.recorder.call(_operator(name), (self, other), {})
+        return self.source.stream.recorder.call(_operator(name), (self, other), {})
 
     def back(self: Value, other: Any) -> Any:
-        return self.stream.recorder.call(_operator(name), (other, self), {})
+        return self.source.stream.recorder.call(_operator(name), (other, self), {})
 
     setattr(Value, f"__{name}__", there)
     setattr(Value, f"__r{name}__", back)
@@ -153,23 +162,21 @@ def _item(parts: tuple[Any, ...]) -> Cell:
 
 
 class Stream:
-    """Calls of one cell with arguments of one form: ``columns`` are what they were given, ``bases`` the numbers of
-    their first results."""
+    """Calls of one cell with arguments of one form."""
 
     __slots__ = (
         "anchor",
-        "bases",
-        "columns",
+        "data",
         "flat",
         "inside",
         "is_value",
         "known",
-        "levels",
+        "numbers",
         "phase",
+        "put_off",
         "record",
         "recorder",
-        "results",
-        "size",
+        "sources",
         "trace",
     )
 
@@ -177,30 +184,48 @@ class Stream:
         self.recorder = recorder
         self.trace = trace
         self.is_value = is_value
-        self.results = trace.results
-        self.size = len(trace.results)
+        self.sources = tuple([Source(self, kind) for kind in trace.results])
         leaf = tree_util.tree_structure(0)
         several = tree_util.tree_structure((0,) * self.size)
         self.flat = 0 if trace.structure == leaf else 1 if trace.structure == several else 2
         """Whether the results are one tensor (0), a tuple of them (1), or something else (2)."""
         self.phase = recorder.phases.join(trace)
         self.anchor = trace in recorder.phases.anchors
-        self.inside: set[Stream] = set()
-        """Streams of this phase whose results were arguments here."""
-        self.known: set[Stream] = set()
-        """Others whose results were."""
-        self.columns: list[list[Any]] = [[] for _ in is_value]
-        self.bases: list[int] = []
-        self.levels: list[int] = []
+        values = sum(is_value)
+        self.inside: list[set[Source]] = [set() for _ in range(values)]
+        """Per argument that is a result, whose it was: of cells of this phase."""
+        self.known: list[set[Source]] = [set() for _ in range(values)]
+        """The same of other cells."""
+        self.numbers: list[int] = []
+        """Per call the numbers of its arguments that are results, that of its own first result, and its level."""
+        self.data: list[list[Any]] = [[] for _ in range(len(is_value) - values)]
+        """Per other argument what the calls were given."""
+        self.put_off: Any = None
+        """Calls of earlier, which nothing has needed so far."""
         self.record = specialised(self, form) if self.flat < 2 else None
 
+    @property
+    def size(self) -> int:
+        """How many results a call has."""
+        return len(self.trace.results)
+
     def clear(self) -> None:
-        for column in (*self.columns, self.bases, self.levels):
+        for column in (self.numbers, *self.data):
             column.clear()
 
 
+class Source:
+    """What the results at one place of a stream's calls have in common."""
+
+    __slots__ = ("kind", "stream")
+
+    def __init__(self, stream: Stream, kind: Kind) -> None:
+        self.stream = stream
+        self.kind = kind
+
+
 class Recorder:
-    """What the instances of one mini-batch have called so far; results from ``computed`` on are not computed yet."""
+    """What the instances of one mini-batch have called so far."""
 
     def __init__(self, cells: Iterable[Cell], phases: Phases) -> None:
         self.cells = set(cells)
@@ -209,7 +234,10 @@ class Recorder:
         self.fast: dict[Cell, list[Callable[[tuple[Any, ...]], Any]]] = {}
         """Per cell how calls are recorded that look like earlier ones, the latest first."""
         self.count = 0
-        self.computed = 0
+        self.ground = 0
+        """The lowest level of calls from now on: results of lower ones are computed, or put off."""
+        self.put_off = b""
+        """Per number of a result of a lower level whether it is put off."""
         self.stale = False
         """Whether phases have changed since calls were given their levels."""
         self.starts: list[tuple[int, int]] = []
@@ -233,35 +261,36 @@ class Recorder:
             else:
                 known = False
         stream, leaves = self._stream(cell, args, kwargs, tuple(form) if known else None)
-        level = 0
-        for column, leaf in zip(stream.columns, leaves, strict=True):
-            if type(leaf) is not Value:
-                column.append(leaf)
-                continue
-            other = leaf.stream
-            if other.recorder is not self:
-                raise _kept(cell, leaf)
-            column.append(leaf.number)
-            if leaf.number >= self.computed:
-                if other not in stream.inside and other not in stream.known:
-                    self._connect(stream, other)
-                if other.phase == stream.phase and leaf.level >= level:
-                    level = leaf.level + 1
+        values = [leaf for leaf in leaves if type(leaf) is Value]
+        level = self.ground
+        for n, value in enumerate(values):
+            source = value.source
+            if source.stream.recorder is not self:
+                raise _kept(cell, value)
+            if source not in stream.inside[n] and source not in stream.known[n] and self.is_pending(value):
+                self._connect(stream, n, source)
+            if source.stream.phase == stream.phase and value.level >= level:
+                level = value.level + 1
         if stream.anchor:
             level = -(-level // STRIDE) * STRIDE
+        for column, leaf in zip(stream.data, [leaf for leaf in leaves if type(leaf) is not Value], strict=True):
+            column.append(leaf)
         base = self.count
-        stream.bases.append(base)
-        stream.levels.append(level)
+        stream.numbers.extend([*(value.number for value in values), base, level])
         self.count = base + stream.size
         if known and stream.record is not None:
             records = self.fast.setdefault(cell, [])
             if stream.record in records:
                 records.remove(stream.record)
             records.insert(0, stream.record)
+        results = [_value(source, base + n, level) for n, source in enumerate(stream.sources)]
         if stream.flat == 0:
-            return Value(stream, stream.results[0], base, level)
-        values = [Value(stream, kind, base + n, level) for n, kind in enumerate(stream.results)]
-        return tuple(values) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, values)
+            return results[0]
+        return tuple(results) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, results)
+
+    def is_pending(self, value: Value) -> bool:
+        """Whether a value is still to be computed."""
+        return value.level >= self.ground or bool(self.put_off[value.number])
 
     def _stream(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any], form: Any) -> tuple[Stream, list[Any]]:
         """The stream of a call, and its arguments as a list."""
@@ -280,25 +309,27 @@ class Recorder:
             stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value, form)
         return stream, leaves
 
-    def _connect(self, stream: Stream, other: Stream) -> None:
-        """Take note that a stream has arguments from another one."""
+    def _connect(self, stream: Stream, argument: int, source: Source) -> None:
+        """Take note that a stream has an argument from another one."""
+        other = source.stream
         if self.phases.connect(stream.trace, other.trace):
             self.stale = True
             for one in self.streams.values():
                 one.phase = self.phases.number[one.trace]
-                one.inside.clear()
-                one.known.clear()
-        (stream.inside if other.phase == stream.phase else stream.known).add(other)
-
-    def read(self, value: Value) -> np.ndarray[Any, Any]:
-        if self.fibers is None:
-            raise Reading
-        return self.fibers.read(value)
+                for sources in (*one.inside, *one.known):
+                    sources.clear()
+        (stream.inside if other.phase == stream.phase else stream.known)[argument].add(source)
 
     def instance(self, number: int) -> int | None:
         """The instance that a result is of, where instances were recorded one after another."""
         found = [instance for start, instance in self.starts if start <= number]
         return found[-1] if found else None
+
+
+def _value(source: Source, number: int, level: int) -> Value:
+    value = Value()
+    value.source, value.number, value.level = source, number, level
+    return value
 
 
 def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
@@ -309,25 +340,26 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
     """
     if any(part is not int and part is not float and not isinstance(part, Kind | tuple) for part in form[1:]):
         return None
-    constants: dict[str, Any] = {"Value": Value, "ndarray": np.ndarray, "stream": stream, "recorder": stream.recorder}
-    constants |= {"inside": stream.inside, "known": stream.known}
+    constants: dict[str, Any] = {"Value": Value, "ndarray": np.ndarray, "recorder": stream.recorder}
     checks: list[str] = []
     levels: list[str] = []
+    numbers: list[str] = []
     appends: list[str] = []
 
     def value(name: str, kind: Kind) -> None:
-        n = len(appends)
-        constants[f"kind{n}"], constants[f"append{n}"] = kind, stream.columns[n].append
-        checks.append(f"if type({name}) is not Value or {name}.kind is not kind{n}: return None")
+        n = len(numbers)
+        constants[f"kind{n}"], constants[f"inside{n}"], constants[f"known{n}"] = kind, stream.inside[n], stream.known[n]
         levels.extend(
             [
-                f"s = {name}.stream; number{n} = {name}.number",
-                "if s in inside:",
-                f"    if number{n} >= computed and {name}.level >= level: level = {name}.level + 1",
-                f"elif s not in known and (number{n} >= computed or s.recorder is not recorder): return None",
+                f"s = {name}.source",
+                f"if s in inside{n}:",
+                f"    if {name}.level >= level: level = {name}.level + 1",
+                f"elif s not in known{n}:",
+                f"    if s.kind is not kind{n} or s.stream.recorder is not recorder: return None",
+                f"    if {name}.level >= ground or recorder.put_off[{name}.number]: return None",
             ]
         )
-        appends.append(f"append{n}(number{n})")
+        numbers.append(f"{name}.number")
 
     for n, part in enumerate(form[1:]):
         name = f"a{n}"
@@ -335,13 +367,13 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
             value(name, part)
         elif isinstance(part, tuple) and isinstance(part[0], Kind):
             parts = [f"{name}_{k}" for k in range(len(part))]
-            checks.append(f"if type({name}) is not tuple or len({name}) != {len(part)}: return None")
+            checks.append(f"if type({name}) is not tuple: return None")
             checks.append(f"{', '.join(parts)}, = {name}")
             for inner, kind in zip(parts, part, strict=True):
                 value(inner, kind)
         else:
             k = len(appends)
-            constants[f"append{k}"] = stream.columns[k].append
+            constants[f"append{k}"] = stream.data[k].append
             if isinstance(part, tuple):
                 constants[f"shape{k}"], constants[f"dtype{k}"] = part
                 same = f"type({name}) is ndarray and {name}.shape == shape{k} and {name}.dtype == dtype{k}"
@@ -349,23 +381,26 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
                 same = f"type({name}) is {part.__name__}"
             checks.append(f"if not ({same}): return None")
             appends.append(f"append{k}({name})")
-    constants |= {"append_base": stream.bases.append, "append_level": stream.levels.append}
-    for n, kind in enumerate(stream.results):
-        constants[f"result{n}"] = kind
-    results = [f"Value(stream, result{n}, base + {n}, level)" for n in range(stream.size)]
+    constants["extend"] = stream.numbers.extend
+    results = []
+    for n, source in enumerate(stream.sources):
+        constants[f"source{n}"] = source
+        results.append(f"r{n} = Value(); r{n}.source = source{n}; r{n}.number = base + {n}; r{n}.level = level")
     unpacked = "".join(f"a{n}, " for n in range(len(form) - 1))
     lines = [
-        f"if len(args) != {len(form) - 1}: return None",
-        *([f"{unpacked}= args"] if unpacked else []),
-        *checks,
-        "level = 0",
-        "computed = recorder.computed",
-        *levels,
+        # What has no source, or another length, is of another form: to find out costs nothing where it is not.
+        "try:",
+        f"    {unpacked or '()'} = args",
+        *(f"    {line}" for line in checks),
+        "    level = ground = recorder.ground",
+        *(f"    {line}" for line in levels),
+        "except (AttributeError, TypeError, ValueError): return None",
         *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
         *appends,
         f"base = recorder.count; recorder.count = base + {stream.size}",
-        "append_base(base); append_level(level)",
-        f"return {results[0]}" if stream.flat == 0 else f"return ({', '.join(results)},)",
+        f"extend(({''.join(f'{number}, ' for number in numbers)}base, level))",
+        *results,
+        "return r0" if stream.flat == 0 else f"return ({''.join(f'r{n}, ' for n in range(stream.size))})",
     ]
     exec(_code("\n    ".join(["def record(args):", *lines])), constants)
     record: Callable[[tuple[Any, ...]], Any] = constants["record"]
@@ -396,63 +431,6 @@ def data_trace(kind: Kind) -> Trace:
     return dataclasses.replace(cell(lambda x: x, name="data").trace(structure, (kind,)), auxiliary=True)
 
 
-@dataclass
-class Phases:
-    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
-
-    needs: dict[Trace, set[Trace]] = field(default_factory=dict)
-    number: dict[Trace, int] = field(default_factory=dict)
-    anchors: set[Trace] = field(default_factory=set)
-
-    def join(self, trace: Trace) -> int:
-        """The phase of a cell."""
-        if trace not in self.needs:
-            self.needs[trace] = set()
-            self._count()
-        return self.number[trace]
-
-    def connect(self, trace: Trace, other: Trace) -> bool:
-        """Let one need another: whether that is new."""
-        if other in self.needs[trace]:
-            return False
-        self.needs[trace].add(other)
-        self._count()
-        return True
-
-    def is_recursive(self, trace: Trace) -> bool:
-        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
-
-    def _count(self) -> None:
-        self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
-
-
-def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
-    """Strongly connected components, each after those that it needs (Tarjan's algorithm)."""
-    number: dict[Trace, int] = {}
-    lowest: dict[Trace, int] = {}
-    stack: list[Trace] = []
-    found: list[list[Trace]] = []
-
-    def visit(trace: Trace) -> None:
-        number[trace] = lowest[trace] = len(number)
-        stack.append(trace)
-        for other in before[trace]:
-            if other not in number:
-                visit(other)
-                lowest[trace] = min(lowest[trace], lowest[other])
-            elif other in stack:
-                lowest[trace] = min(lowest[trace], number[other])
-        if lowest[trace] == number[trace]:
-            start = stack.index(trace)
-            found.append(stack[start:])
-            del stack[start:]
-
-    for trace in before:
-        if trace not in number:
-            visit(trace)
-    return found
-
-
 def use(recorder: Any) -> None:
     """Let this thread's calls of cells be recorded there."""
     local.recorder = recorder
@@ -464,6 +442,21 @@ def current() -> Recorder | None:
 
 
 ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
+
+
+def values_in(result: Any, found: list[Value]) -> None:
+    """Add all values of a result, in the order in which ``replaced`` meets them."""
+    what = type(result)
+    if what is Value:
+        found.append(result)
+    elif what is list or what is tuple:
+        for part in result:
+            if type(part) is Value:
+                found.append(part)
+            else:
+                values_in(part, found)
+    elif what not in ATOMS:
+        replaced(result, found.append)
 
 
 def replaced(result: Any, of: Callable[[Value], Any]) -> Any:

@@ -1,0 +1,167 @@
+"""Which recorded calls are computed now: where instances wait, those that they wait for, and what these need.
+
+The others are put off. A parser that has read its sentence only combines what is left on its stack: a chain of launches
+of its own, while the others still decide. Put off, a call is made when something needs it, when its cell is launched
+anyway and its arguments are there, or in the end, together with those of all other instances. (64 StackRNNs: 120
+launches instead of 248.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from tempo.batching.cell import Trace
+from tempo.batching.recording import EPOCH, STRIDE, Recorder, Stream
+
+Ints = np.ndarray[Any, Any]
+Bools = np.ndarray[Any, Any]
+
+
+@dataclass(eq=False)
+class Block:
+    """Recorded calls of one stream, the first ``old`` of which were put off before."""
+
+    stream: Stream
+    numbers: Ints
+    """(arguments that are results + 2, calls): their numbers, those of the first results, the levels."""
+    data: list[list[Any]]
+    """The other arguments."""
+    old: int
+
+    @property
+    def bases(self) -> Ints:
+        found: Ints = self.numbers[-2]
+        return found
+
+    def chosen(self, which: Bools) -> Block:
+        data = [list(compress(column, which)) for column in self.data]
+        return Block(self.stream, self.numbers[:, which], data, int(np.count_nonzero(which[: self.old])))
+
+    @property
+    def results(self) -> Ints:
+        """(results, calls): their numbers."""
+        return self.bases + np.arange(self.stream.size)[:, None]
+
+
+def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
+    """What is to be computed, now that instances wait for the results with these numbers (None: everything)."""
+    blocks = [_recorded(stream) for stream in recorder.streams.values() if stream.numbers or stream.put_off]
+    again = any(block.old for block in blocks)
+    rest: list[Block] = []
+    # Where every call is waited for, nothing needs to be found out.
+    if wanted is not None and (again or sum(block.numbers.shape[1] for block in blocks) > len(wanted)):
+        blocks, rest, again = _needed(blocks, wanted, recorder)
+    if recorder.stale:
+        _align(blocks, recorder)
+        recorder.stale = False
+    elif again:
+        _levels(blocks, recorder.phases.anchors, recorder.ground, None)
+    put_off = np.zeros(recorder.count, np.uint8)
+    for block in rest:
+        block.old = block.numbers.shape[1]
+        block.stream.put_off = block
+        put_off[block.results] = 1
+    recorder.put_off = put_off.tobytes()
+    recorder.ground += EPOCH
+    return blocks
+
+
+def _recorded(stream: Stream) -> Block:
+    """All calls of a stream that are not computed, which it then has no longer."""
+    fields = sum(stream.is_value) + 2
+    numbers = np.array(stream.numbers, np.int64).reshape(-1, fields).T
+    data = [list(column) for column in stream.data]
+    stream.clear()
+    before: Block | None = stream.put_off
+    stream.put_off = None
+    if before is None:
+        return Block(stream, numbers, data, 0)
+    data = [one + other for one, other in zip(before.data, data, strict=True)]
+    return Block(stream, np.concatenate([before.numbers, numbers], 1), data, before.old)
+
+
+def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> tuple[list[Block], list[Block], bool]:
+    """The calls that are to be made, the others, and whether the levels of the first are to be counted again."""
+    needed, pending = np.zeros(recorder.count, bool), np.zeros(recorder.count, bool)
+    needed[list(wanted)] = True
+    made = [np.zeros(block.numbers.shape[1], bool) for block in blocks]
+    # What a phase needs is of the same one, or of one before it.
+    for phase in sorted({block.stream.phase for block in blocks}, reverse=True):
+        own = [n for n, block in enumerate(blocks) if block.stream.phase == phase]
+        more = True
+        while more:
+            more = False
+            for n in own:
+                new: Bools = np.any(needed[blocks[n].results], 0)
+                if np.count_nonzero(new) > np.count_nonzero(made[n]):
+                    made[n] = new
+                    needed[blocks[n].numbers[:-2, new]] = True
+                    more = len(own) > 1 or recorder.phases.is_recursive(blocks[n].stream.trace)
+    # Levels were counted as if what was put off before were computed.
+    again = any(bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
+    if all(some.all() for some in made):
+        return blocks, [], again
+    first = [some & (block.numbers[-1] <= recorder.ground) for block, some in zip(blocks, made, strict=True)]
+    launched = {block.stream.trace for block, some in zip(blocks, first, strict=True) if some.any()}
+    for block in blocks:
+        pending[block.results] = True
+    for n, block in enumerate(blocks):
+        if block.stream.trace in launched and not made[n].all():
+            made[n] |= ~pending[block.numbers[:-2]].any(0)
+            block.numbers[-1, : block.old] = recorder.ground
+    now = [block.chosen(some) for block, some in zip(blocks, made, strict=True) if some.any()]
+    rest = [block.chosen(~some) for block, some in zip(blocks, made, strict=True) if not some.all()]
+    return now, rest, again
+
+
+def _align(blocks: Sequence[Block], recorder: Recorder) -> None:
+    """Count the levels again, since phases turned out to be others, with the anchors that make the fewest launches:
+    from now on calls are recorded with them."""
+    anchors = recorder.phases.anchors
+    together: dict[int, dict[Trace, None]] = {}
+    for block in blocks:
+        together.setdefault(block.stream.phase, {})[block.stream.trace] = None
+    anchors.difference_update(*together.values())
+    for phase, traces in together.items():
+        if len(traces) > 1:
+            fewest = _levels(blocks, anchors, recorder.ground, phase)
+            for trace in traces:
+                count = _levels(blocks, anchors - set(traces) | {trace}, recorder.ground, phase)
+                if count < fewest:
+                    fewest = count
+                    anchors.difference_update(traces)
+                    anchors.add(trace)
+    _levels(blocks, anchors, recorder.ground, None)
+    for stream in recorder.streams.values():
+        stream.anchor = stream.trace in anchors
+
+
+def _levels(blocks: Sequence[Block], anchors: set[Trace], ground: int, only: int | None) -> int:
+    """Count the levels of all calls, or of one phase's: how many launches there are."""
+    some = [block for block in blocks if only is None or block.stream.phase == only]
+    calls = [block.numbers.T.tolist() for block in some]
+    order = sorted((call[-2], n, k) for n, own in enumerate(calls) for k, call in enumerate(own))
+    levels = [[0] * len(own) for own in calls]
+    found: dict[int, tuple[int, int]] = {}
+    launches = set()
+    for base, n, k in order:
+        stream = some[n].stream
+        level = ground
+        for number in calls[n][k][:-2]:
+            phase, below = found.get(number, (-1, 0))
+            if phase == stream.phase:
+                level = max(level, below + 1)
+        if stream.trace in anchors:
+            level = -(-level // STRIDE) * STRIDE
+        levels[n][k] = level
+        launches.add((stream.trace, level))
+        for position in range(stream.size):
+            found[base + position] = stream.phase, level
+    for block, own in zip(some, levels, strict=True):
+        block.numbers[-1] = own
+    return len(launches)

@@ -1,0 +1,65 @@
+"""Phases: cells that need each other's results are one, and phases follow each other as their dependences say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tempo.batching.cell import Trace
+
+
+@dataclass
+class Phases:
+    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
+
+    needs: dict[Trace, set[Trace]] = field(default_factory=dict)
+    number: dict[Trace, int] = field(default_factory=dict)
+    anchors: set[Trace] = field(default_factory=set)
+
+    def join(self, trace: Trace) -> int:
+        """The phase of a cell."""
+        if trace not in self.needs:
+            self.needs[trace] = set()
+            self._count()
+        return self.number[trace]
+
+    def connect(self, trace: Trace, other: Trace) -> bool:
+        """Let one need another: whether that is new."""
+        if other in self.needs[trace]:
+            return False
+        self.needs[trace].add(other)
+        self._count()
+        return True
+
+    def is_recursive(self, trace: Trace) -> bool:
+        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
+
+    def _count(self) -> None:
+        self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
+
+
+def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:
+    """Strongly connected components, each after those that it needs (Tarjan's algorithm)."""
+    number: dict[Trace, int] = {}
+    lowest: dict[Trace, int] = {}
+    stack: list[Trace] = []
+    found: list[list[Trace]] = []
+
+    def visit(trace: Trace) -> None:
+        number[trace] = lowest[trace] = len(number)
+        stack.append(trace)
+        for other in before[trace]:
+            if other not in number:
+                visit(other)
+                lowest[trace] = min(lowest[trace], lowest[other])
+            elif other in stack:
+                lowest[trace] = min(lowest[trace], number[other])
+        if lowest[trace] == number[trace]:
+            start = stack.index(trace)
+            found.append(stack[start:])
+            del stack[start:]
+
+    for trace in before:
+        if trace not in number:
+            visit(trace)
+    return found
