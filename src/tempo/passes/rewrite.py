@@ -65,22 +65,22 @@ def rebuild(graph: Graph, change: Replace, cases: Mapping[Node, tuple[Case, ...]
     listed = dict(cases or graph.cases)
     for node, old in listed.items():
         done.cases[node] = tuple(replace(case, value=done.edge(case.value)) for case in old)
-    outputs = {name: _handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
-    emits = {name: _over(edge, done.edge(edge)) for name, edge in graph.emits.items()}
+    outputs = {name: handed_out(edge, done.edge(edge)) for name, edge in graph.outputs.items()}
+    emits = {name: over(edge, done.edge(edge)) for name, edge in graph.emits.items()}
     stops = {dim: done.edge(edge) for dim, edge in graph.stops.items()}
     return assemble(graph, done.cases, outputs, emits, stops, done)
 
 
-def _handed_out(old: Edge, new: Edge) -> Edge:
+def handed_out(old: Edge, new: Edge) -> Edge:
     """What an output became. A recurrent tensor is handed out wherever it is defined; what was not one before has the
     steps of its dims."""
     is_defined = [edge.node.op is RECURRENT and edge.is_here for edge in (old, new)]
     if is_defined == [False, True]:
         return make(COPY, new, domain=old.domain, source=old.node.source)
-    return _over(old, new)
+    return over(old, new)
 
 
-def _over(old: Edge, new: Edge) -> Edge:
+def over(old: Edge, new: Edge) -> Edge:
     """What an edge became, over the same dims as before."""
     if new.domain == old.domain:
         return new
@@ -91,7 +91,7 @@ def refreshed(node: Node, done: Rebuilt) -> Edge:
     """The same operation on what its operands became."""
     edges = tuple(done.edge(edge) for edge in node.edges)
     if node.op is HOST:  # an argument has an axis for every batch dim over which it was written to vary
-        edges = tuple(_over(*both) for both in zip(node.edges, edges, strict=True))
+        edges = tuple(over(*both) for both in zip(node.edges, edges, strict=True))
     return node.here() if edges == node.edges else with_edges(node, edges).here()
 
 
