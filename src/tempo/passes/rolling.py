@@ -62,7 +62,8 @@ class _Rolling:
         self.copies = copies
         self.graph = copies.graph
         self.done = Rebuilt()
-        self.dim = Dim(name, len(copies.steps))
+        # Copy by copy, what does not depend on other steps is computed for all of them: a layer's products, say.
+        self.dim = Dim(name, len(copies.steps), outermost=True)
         self.dims = {copies.steps: self.dim}
         """A dim for all copies, and one for those that a row has."""
         self.rolled: dict[int, Node] = {}
@@ -85,7 +86,7 @@ class _Rolling:
         if key not in self.joints:
             edges = [source[-1] for _, source in parts]
             symbols = frozenset().union(*map(indices.symbols, edges), shape_symbols(example.shape))
-            domain = (*dims_of(symbols), self.dims[row.copies])
+            domain = (self.dims[row.copies], *dims_of(symbols))
             self.joints[key] = recurrent_node("", domain, example.shape, example.dtype, example.node.source)
         return self.joints[key]
 
@@ -134,7 +135,7 @@ class _Rolling:
         """Make the node of a row, and let it stand for all of its nodes."""
         row = self.copies.rows[n]
         first, names = row.nodes[0], self.copies.looks.variables(row.nodes[0])
-        domain = (*names.values(), self.dims[row.copies])
+        domain = (self.dims[row.copies], *names.values())
         shape = substitute_shape(first.shape, names)
         attributes = {key: attribute_in(value, names) for key, value in first.attributes.items()}
         edges = () if first.op is RECURRENT else tuple(self.read(row, own) for own in self.operands[n])
@@ -143,7 +144,7 @@ class _Rolling:
             first.op, edges, domain, shape, first.dtype, first.source, attributes, name=name
         )
         for copy, node in enumerate(row.nodes):
-            self.done.edges[node] = Edge(new, (*node.domain, constant(copy)))
+            self.done.edges[node] = Edge(new, (constant(copy), *node.domain))
 
     def read(self, row: Row, operand: _Operand) -> Edge:
         """An operand of a row, as its node reads it."""
@@ -155,7 +156,7 @@ class _Rolling:
             return self.done.edge(Edge(*source))
         n, distance, index = source
         step = self.dims[steps] + steps.start + distance - self.copies.rows[n].first
-        return Edge(self.rolled[n], (*index, step))
+        return Edge(self.rolled[n], (step, *index))
 
     def cases(self, n: int) -> Iterator[Case]:
         """The cases of a recurrent row."""
@@ -166,19 +167,19 @@ class _Rolling:
             guards = tuple((e.substitute(names), names[d]) for e, d in case.guards)
             value = self.read(row, operand)
             condition = case.condition.substitute(names)
-            yield Case((*target, dim), (*guards, (dim, dim)), condition, value, case.source)
+            yield Case((dim, *target), ((dim, dim), *guards), condition, value, case.source)
 
     def part(self, joint: Node, copies: range, source: Source, steps: range) -> Case:
         """What a node by cases is at some copies."""
-        *others, dim = joint.domain
+        dim, *others = joint.domain
         first, last = copies.start - steps.start, copies.stop - steps.start - 1
         value = self.source(steps, source)
         guards = tuple((as_expr(d), d) for d in others)
         if first == last:
-            return Case((*others, constant(first)), guards, equal(dim, first), value, joint.source)
+            return Case((constant(first), *others), guards, equal(dim, first), value, joint.source)
         above = [dim >= first] if first > 0 else []
         below = [dim <= last] if last < len(steps) - 1 else []
-        return Case(joint.domain, (*guards, (dim, dim)), conjunction([*above, *below]), value, joint.source)
+        return Case(joint.domain, ((dim, dim), *guards), conjunction([*above, *below]), value, joint.source)
 
     def output(self, edge: Edge) -> Edge:
         """A result. A recurrent tensor is handed out wherever it is defined: so is what stands for it."""

@@ -23,15 +23,17 @@ from tempo.graph.node import Graph
 from tempo.passes import apply_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
 from tempo.passes.ranges import tile_ranges
+from tempo.passes.rolling import Rolled, roll
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.run import Run, Worker
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.cost import RATES
-from tempo.schedule.decisions import decisions
+from tempo.schedule.decisions import decisions, rolls
 from tempo.schedule.loops import ScheduleError
 from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
+from tempo.schedule.rolling import LEAST_NODES, worth_rolling
 from tempo.schedule.script import Script
 from tempo.schedule.unrolling import worth_unrolling
 
@@ -86,7 +88,10 @@ class Executable:
         budget = free_memory(backend, device) if memory is None else bytes_of(memory)
         self._machine: Any = None
         self._parallel = parallel
-        planner = self._plan(goal, wanted, budget, skip)
+        self._rolled: tuple[Rolled, ...] = ()
+        self._rolled_because = "the plan wants it" if wanted.roll else "it is compiled faster"
+        may_roll = wanted.roll or (plan is None and backend == "jax" and not parallel)
+        planner = self._plan(goal, wanted, budget, skip, may_roll)
         if plan is None and parallel:
             unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
             if unroll:
@@ -97,25 +102,44 @@ class Executable:
         self._over = False
         self._loaded: Checkpoint | None = None
 
-    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str]) -> Planner:
+    def _plan(
+        self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], may_roll: bool = False
+    ) -> Planner:
         """Passes, loops and stores for what is wanted."""
         with self.timed("passes"):
             several = self.numbers if self._parallel else None
             unrolled = wanted.unrolled(self.source)
-            self.graph = with_own_emits(apply_passes(self.source, skip, several, self.numbers, unrolled))
+            passed = apply_passes(self.source, skip, several, self.numbers, unrolled)
+            rolled, found = self._roll(passed, wanted) if may_roll else (passed, ())
         with self.timed("plan"):
-            try:
-                planner = self._planner(self.graph, wanted)
-                tangled = planner.fastest().schedule.tangled
-            except ScheduleError:
-                tangled = True
-            if tangled:
-                planner = self._untangled(wanted) or self._planner(self.graph, wanted)
+            planner = self._without_tangles(with_own_emits(rolled), replace(wanted, roll=True)) if found else None
+            self._rolled = found if planner is not None else ()
+            if planner is None:
+                self.graph = with_own_emits(passed)
+                planner = self._without_tangles(self.graph, wanted) or self._untangled(wanted)
+                planner = planner or self._planner(self.graph, wanted)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
                 self._take(planner.fastest() if budget is None else planner.within(budget))
         return planner
+
+    def _roll(self, graph: Graph, wanted: Plan) -> tuple[Graph, tuple[Rolled, ...]]:
+        """The graph with what is repeated rolled, if a plan says so or it is worth it."""
+        if not wanted.roll and len(graph.nodes) < LEAST_NODES:
+            return graph, ()
+        rolled, found = roll(graph)
+        if not wanted.roll and not worth_rolling(graph, rolled, found, self.numbers):
+            return graph, ()
+        return rolled, found
+
+    def _without_tangles(self, graph: Graph, wanted: Plan) -> Planner | None:
+        """What plans a graph, if there are loops for all of it."""
+        try:
+            planner = self._planner(graph, wanted)
+            return None if planner.fastest().schedule.tangled else planner
+        except ScheduleError:
+            return None
 
     def _planner(self, graph: Graph, wanted: Plan) -> Planner:
         speed = GPU_SPEED if self._parallel else CPU_SPEED
@@ -131,13 +155,7 @@ class Executable:
     def _untangled(self, wanted: Plan) -> Planner | None:
         """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
         split = split_fixed_reads(self.graph)
-        if split is self.graph:
-            return None
-        try:
-            planner = self._planner(split, wanted)
-            return None if planner.fastest().schedule.tangled else planner
-        except ScheduleError:
-            return None
+        return None if split is self.graph else self._without_tangles(split, wanted)
 
     @property
     def where(self) -> str:
@@ -146,7 +164,8 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned))
+        rows = (*rolls(self._rolled, self.storage, self._rolled_because), *decisions(planned))
+        self.plan = replace(planned.plan, decisions=rows)
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:

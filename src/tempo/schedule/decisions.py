@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
+from tempo.passes.rolling import Rolled
 from tempo.schedule.loops import Schedule
-from tempo.schedule.planning import Planned
+from tempo.schedule.planning import Planned, show_bytes
 from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
 
@@ -50,6 +51,29 @@ class Tiles:
 
     def __str__(self) -> str:
         return f"ranges of {self.dim}: {self.steps} steps at once ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Rolls:
+    """How many copies of some nodes became one, in a loop over a dim, and why."""
+
+    dim: str
+    copies: int
+    nodes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.dim}: {self.copies} copies of {self.nodes} nodes in a loop ({self.reason})"
+
+
+def rolls(found: Sequence[Rolled], storage: Storage, reason: str) -> tuple[Rolls, ...]:
+    """What was rolled, with what its operands take a second time."""
+    rows = []
+    for rolled in found:
+        copied = sum(storage.stores[node].bytes for node in rolled.stacked if node in storage.stores)
+        why = f"{reason}; its operands are copied, {show_bytes(copied)}"
+        rows.append(Rolls(rolled.dim.name, rolled.copies, rolled.nodes, why))
+    return tuple(rows)
 
 
 def decisions(planned: Planned) -> tuple[Decision | Placement | Tiles, ...]:
