@@ -12,15 +12,14 @@ copy has read.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tempo.graph.node import Edge, Graph, Node, dims_of, frozen, substitute_shape
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import dependents
 from tempo.passes.variables import attribute_in
-from tempo.symbolic import Dim
+from tempo.symbolic import Dim, Expr
 from tempo.symbolic import index as indices
 from tempo.symbolic.grid import Grid
 
@@ -190,6 +189,28 @@ class Looks:
         """What a node reads, its cases' values included."""
         return self.own[node]
 
+    def looks_back(self, node: Node, edge: Edge) -> bool:
+        """Whether a read is at an earlier step of some dim: what a loop over that dim has computed already."""
+        steps = {d.origin: d + d.start for d in self.variables(node).values()}
+        for d, item in zip(edge.node.domain, edge.index, strict=True):
+            if isinstance(item, Expr) and d.origin in steps:
+                distance = item + d.start - steps[d.origin]
+                if distance.is_constant and distance.constant < 0:
+                    return True
+        return False
+
+    def dependents(self, nodes: Iterable[Node]) -> set[Node]:
+        """What needs some nodes, at a step that is not an earlier one."""
+        seen: set[Node] = set()
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            if node not in seen:
+                seen.add(node)
+                readers = self.readers[node]
+                pending.extend(reader for reader, slot in readers if not self.looks_back(reader, self.own[reader][slot]))
+        return seen
+
     def may_repeat(self, node: Node) -> bool:
         """Whether a node can be one of a row. What has no operands is given to a copy, and a recurrent node that nobody
         reads is a result, for which there is one node in any case."""
@@ -286,35 +307,41 @@ def _rows(following: dict[Node, Node]) -> list[list[Node]]:
 
 
 def _aligned(looks: Looks, rows: list[list[Node]]) -> tuple[Row, ...]:
-    """Rows with the numbers of their copies, so that most reads are within a copy."""
+    """Rows with the numbers of their copies, so that most reads are within a copy.
+
+    Those are put together first between which most reads agree, then what came of them. (Row by row does not do: a
+    layer's input is the output of the one before it, and it takes all rows of a layer to say which is which.)
+    """
     place = {node: (n, k) for n, row in enumerate(rows) for k, node in enumerate(row)}
-    apart: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+    first = [{n: 0} for n in range(len(rows))]  # per group the first copy of each of its rows
+    between: dict[int, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     for node, (mine, at) in place.items():
         for edge in looks.reads(node):
             its, its_at = place.get(edge.node, (mine, 0))
             if its != mine:
-                apart[mine][its, its_at - at] += 1
-                apart[its][mine, at - its_at] += 1
+                between[mine][its][at - its_at] += 1
+                between[its][mine][its_at - at] += 1
+    best = {(a, b): _most(votes) for a, others in between.items() for b, votes in others.items() if a < b}
+    while best:
+        a, b = max(best, key=lambda pair: best[pair][0])
+        _, shift = best[a, b]
+        first[a] |= {row: start + shift for row, start in first[b].items()}
+        first[b] = {}
+        for c, votes in between.pop(b).items():
+            del between[c][b], best[min(b, c), max(b, c)]
+            if c != a:
+                for distance, count in votes.items():
+                    between[a][c][distance + shift] += count
+                    between[c][a][-distance - shift] += count
+                best[min(a, c), max(a, c)] = _most(between[min(a, c)][max(a, c)])
+    largest = max(first, key=len, default={})
+    return tuple(Row(tuple(rows[n]), start) for n, start in sorted(largest.items()))
 
-    def votes(row: int) -> Counter[int]:
-        """The first copies that would put reads between a row and the others into one copy."""
-        found: Counter[int] = Counter()
-        for (other, distance), count in apart[row].items():
-            if other in first:
-                found[first[other] + distance] += count
-        return found
 
-    first: dict[int, int] = {}
-    if rows:
-        first[max(range(len(rows)), key=lambda n: len(rows[n]))] = 0
-    while True:
-        ballots = {row: votes(row) for row in range(len(rows)) if row not in first}
-        ballots = {row: found for row, found in ballots.items() if found}
-        if not ballots:
-            break
-        row = max(ballots, key=lambda row: max(ballots[row].values()))
-        first[row] = ballots[row].most_common(1)[0][0]
-    return tuple(Row(tuple(rows[n]), start) for n, start in sorted(first.items()))
+def _most(votes: Counter[int]) -> tuple[int, int]:
+    """How many agree, and on what."""
+    ((value, count),) = votes.most_common(1)
+    return count, value
 
 
 def _cut(copies: Copies) -> Copies | None:
@@ -325,20 +352,27 @@ def _cut(copies: Copies) -> Copies | None:
     fewest = FEWEST_ROWS * max(occupied.values())
     steps = max(_runs([k for k in sorted(occupied) if occupied[k] >= fewest]), key=len)
     while len(steps) > 1:
-        rows = tuple(own for row in copies.rows if len((own := row.within(steps)).nodes) > 1)
-        copies = replace(copies, rows=rows)
-        if not rows:
-            return None
-        odd, breaks = _breaks(copies)
+        copies = replace(copies, rows=tuple(r for row in copies.rows if len((r := row.within(steps)).nodes) > 1))
+        odd, changes = _changes(copies)
         if odd:
-            copies = replace(copies, rows=tuple(row for n, row in enumerate(rows) if n not in odd))
-            steps = copies.steps if copies.rows else range(0)
-        elif breaks:
-            cuts = [steps.start, *sorted(breaks), steps.stop]
-            steps = max((range(*pair) for pair in zip(cuts, cuts[1:], strict=False)), key=len)
+            copies = replace(copies, rows=tuple(row for n, row in enumerate(copies.rows) if n not in odd))
+        elif changes:
+            steps = _between(steps, changes)
         else:
-            return copies
+            return copies if copies.rows else None
     return None
+
+
+def _between(steps: range, changes: Iterable[Sequence[int]]) -> range:
+    """The longest part of some copies in which operands change once at most, and only for the first or the last."""
+    distinct = {tuple(own) for own in changes}
+    for size in range(len(steps) - 1, 1, -1):
+        for start in range(steps.start, steps.stop - size + 1):
+            ends = (start + 1, start + size - 1)
+            inside = [[at for at in own if start < at < start + size] for own in distinct]
+            if all(not own or (len(own) == 1 and own[0] in ends) for own in inside):
+                return range(start, start + size)
+    return range(0)
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:
@@ -351,20 +385,25 @@ def _runs(numbers: Sequence[int]) -> list[range]:
     return found
 
 
-def _breaks(copies: Copies) -> tuple[Set[int], Set[int]]:
-    """Rows that read something else in most copies, and the copies before which others read something else, if that
-    depends on copies. (What does not can be there for all of them before the first.)"""
+def _changes(copies: Copies) -> tuple[set[int], list[list[int]]]:
+    """What stands in the way, of operands that depend on copies: rows that have another one at every copy, each computed
+    from copies by something else; and the copies from which on others are something else, unless that is so for the
+    first or the last copy only. (What does not depend on copies can be there for all of them before the first.)"""
     places = copies.places()
-    later = dependents(places, copies.graph)
-    odd, breaks = set(), set()
+    later = copies.looks.dependents(places)
+
+    def depends(row: Row, source: Source) -> bool:
+        return source[0] in later and not copies.looks.looks_back(row.nodes[0], Edge(*source))
+
+    odd: set[int] = set()
+    found: list[list[int]] = []
     for n, row in enumerate(copies.rows):
         for parts in copies.sources(row, places):
-            if not any(isinstance(source[0], Node) and source[0] in later for _, source in parts):
-                continue
             changes = [part.start for part, _ in parts[1:]]
-            if len(changes) == 1 and changes[0] in (row.first + 1, row.copies.stop - 1):
+            if not changes or not any(depends(row, source) for _, source in parts):
                 continue
-            if 2 * len(changes) >= len(row.nodes):
+            if all(isinstance(source[0], Node) for _, source in parts):
                 odd.add(n)
-            breaks.update(changes)
-    return odd, breaks
+            elif len(changes) > 1 or changes[0] not in (row.first + 1, row.copies.stop - 1):
+                found.append(changes)
+    return odd, found
