@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from tempo.graph.node import Graph
 from tempo.graph.validate import validate
 from tempo.passes import apply_passes
 from tempo.passes.rolling import Rolled, roll
-from tempo.reference import evaluate
+from tempo.runtime import executable
+from tempo.schedule import rolling
 from tests.schedule.common import outline, renumbered
 
 BACKENDS = ("numpy", "jax")
@@ -76,7 +78,27 @@ def test_a_chain_becomes_a_recurrence_over_its_copies() -> None:
     prog, _ = chain(3, dense)
     graph, (found,) = rolled(prog)
     assert (found.copies, found.nodes) == (3, 4)
-    assert renumbered(str(graph)) == ""
+    assert (
+        renumbered(str(graph))
+        == """program chain(copy(1) < 3)
+  x(): float32[3] = input
+  w0(): float32[3, 3] = input
+  constant_1(): float32[] = constant(value=1.0)
+  w1(): float32[3, 3] = input
+  w2(): float32[3, 3] = input
+  recurrent_1(copy(1)): float32[3] is
+      recurrent_1[0] = x
+      recurrent_1[copy(1)] = tanh_1[copy(1) - 1] if copy(1) >= 1
+  w0..w2(copy(1)): float32[3, 3] is
+      w0..w2[0] = w0
+      w0..w2[1] = w1
+      w0..w2[2] = w2
+  einsum_1(copy(1)): float32[3] = einsum(recurrent_1, w0..w2, subscripts=X,XZ->Z)
+  exp_1(copy(1)): float32[3] = exp(einsum_1)
+  subtract_1(copy(1)): float32[3] = subtract(exp_1, constant_1)
+  tanh_1(copy(1)): float32[3] = tanh(subtract_1)
+  output y = tanh_1[2]"""
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -107,7 +129,7 @@ def test_one_that_is_different_is_left_out() -> None:
         return tp.sin(y) * 2 if n == 2 else dense(n, y)
 
     prog, bounds = chain(6, each)
-    assert [found.copies for found in rolled(prog)[1]] == [3, 2]
+    assert [found.copies for found in rolled(prog)[1]] == [3]
     check(prog, bounds)
 
 
@@ -164,7 +186,21 @@ def test_layers_with_their_gradients(count: int, backend: str) -> None:
 
 def test_copies_come_one_after_the_other_and_so_do_their_gradients() -> None:
     run = check(*lstm(4), copies=4)
-    assert outline(run.schedule.trees, "tanh", "einsum") == ""
+    assert (
+        outline(run.schedule.trees, "einsum")
+        == """for copy(1) in 0 .. 3:
+    einsum_1 = einsum(recurrent_1, w0..w3)
+    at t = -1:
+    for t in 0 .. 3:
+        einsum_2 = einsum(h0..h3[copy(1), t - 1], u0..u3)
+for copy(1) in 3 .. 0, backwards:
+    einsum_3 = einsum(add_1[copy(1)'1 + 1, t], w1..w3)
+    for t in 3 .. 0, backwards:
+        einsum_4 = einsum(add_1, u0..u3)
+    at t = -1:
+einsum_5 = einsum(recurrent_2, add_1[copy(1), 0:T])
+einsum_6 = einsum(h0..h3[copy(1), -1:T - 1], add_1[copy(1), 0:T])"""
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -241,3 +277,42 @@ def test_an_optimiser_that_joins_all_parameters() -> None:
         optim.Adam(0.01).update(net.parameters(), tp.grad(loss, net.parameters()))
         prog.output("loss", loss)
     check(prog, {I: 3, T: 3}, copies=4)
+
+
+# -- plans ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_was_rolled_and_what_that_takes() -> None:
+    prog, bounds = chain(5, dense, every=True)
+    run = check(prog, bounds)
+    assert str(run.plan).splitlines()[:2] == [
+        "roll: what is repeated",
+        "copy(1): 5 copies of 4 nodes in a loop (the plan wants it; its operands are copied, 36 bytes)",
+    ]
+
+
+def test_a_plan_says_why_nothing_was_rolled() -> None:
+    prog, bounds = chain(1, dense)
+    run = check(prog, bounds)
+    assert "nothing is rolled (nothing is repeated, one after the other)" in str(run.plan).splitlines()
+
+
+def test_a_plan_with_rolling_can_be_saved(tmp_path: Path) -> None:
+    ROLL.save(tmp_path / "plan.json")
+    assert tp.Plan.load(tmp_path / "plan.json") == ROLL
+
+
+def test_without_a_plan_what_takes_long_to_compile_is_rolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    prog, bounds = lstm(4)
+    inputs = arrays(prog, bounds)
+    assert not prog.compile(bounds).plan.roll
+    monkeypatch.setattr(rolling, "LEAST_NODES", 100)
+    monkeypatch.setattr(executable, "LEAST_NODES", 100)
+    run = prog.compile(bounds)
+    assert run.plan.roll
+    assert "(it is compiled faster; " in str(run.plan)
+    np.testing.assert_allclose(run(**inputs).loss, prog.evaluate(bounds, **inputs).loss, rtol=1e-5)
+    assert not prog.compile(bounds, plan=tp.Plan()).plan.roll
+    # Copying these operands 100 times takes longer than compiling what they are given to.
+    monkeypatch.setattr(rolling, "CPU_SPEED", 1.0)
+    assert not prog.compile(bounds).plan.roll

@@ -115,7 +115,7 @@ def find_copies(graph: Graph) -> Copies | None:
                 best = found
         if best is not None and len(best.places()) > len(graph.nodes) // 2:
             break
-    return best if best is not None and best.gain >= LEAST_GAIN * len(best.places()) else None
+    return _as_written(best) if best is not None and best.gain >= LEAST_GAIN * len(best.places()) else None
 
 
 class Looks:
@@ -293,6 +293,14 @@ class _Next:
             )
             for mine, its in zip(looks.reads(node), looks.reads(other), strict=True)
         )
+
+
+def _as_written(copies: Copies) -> Copies:
+    """Copies in the order in which their first nodes were made. (Gradients are made in the opposite one.)"""
+    oldest = min(copies.rows, key=lambda row: min(node.number for node in row.nodes))
+    if oldest.nodes[0].number < oldest.nodes[-1].number:
+        return copies
+    return replace(copies, rows=tuple(Row(row.nodes[::-1], 1 - row.copies.stop) for row in copies.rows))
 
 
 def _rows(following: dict[Node, Node]) -> list[list[Node]]:

@@ -13,7 +13,7 @@ these, which then are the cases of a recurrent node. So nothing has to hold for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any
@@ -87,7 +87,8 @@ class _Rolling:
             edges = [source[-1] for _, source in parts]
             symbols = frozenset().union(*map(indices.symbols, edges), shape_symbols(example.shape))
             domain = (self.dims[row.copies], *dims_of(symbols))
-            self.joints[key] = recurrent_node("", domain, example.shape, example.dtype, example.node.source)
+            name = _name([getattr(source[0], "name", "") for _, source in parts])
+            self.joints[key] = recurrent_node(name, domain, example.shape, example.dtype, example.node.source)
         return self.joints[key]
 
     # -- the new graph --------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class _Rolling:
         shape = substitute_shape(first.shape, names)
         attributes = {key: attribute_in(value, names) for key, value in first.attributes.items()}
         edges = () if first.op is RECURRENT else tuple(self.read(row, own) for own in self.operands[n])
-        name = f"{first.name}..{row.nodes[-1].name}" if first.name else ""
+        name = _name([node.name for node in row.nodes])
         self.rolled[n] = new = Node(
             first.op, edges, domain, shape, first.dtype, first.source, attributes, name=name
         )
@@ -194,6 +195,11 @@ class _Rolling:
         rows = self.copies.rows
         given = (joint for (_, parts), joint in self.joints.items() if all(isinstance(s[0], Node) for _, s in parts))
         return Rolled(self.dim, len(self.copies.steps), len(rows), tuple(given))
+
+
+def _name(names: Sequence[str]) -> str:
+    """What stands for tensors of these names."""
+    return f"{names[0]}..{names[-1]}" if all(names) else ""
 
 
 def _ends(copies: tuple[int, ...]) -> tuple[int, int]:

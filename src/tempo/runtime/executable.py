@@ -20,7 +20,7 @@ from tempo.backends.numpy_backend import NumpyMachine
 from tempo.errors import BudgetError, CheckpointError, ProgramError
 from tempo.given import Record, Result, check_bounds, check_inputs
 from tempo.graph.node import Graph
-from tempo.passes import apply_passes, with_own_emits
+from tempo.passes import apply_parallel_passes, apply_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
 from tempo.passes.ranges import tile_ranges
 from tempo.passes.rolling import Rolled, roll
@@ -36,6 +36,7 @@ from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, sho
 from tempo.schedule.rolling import LEAST_NODES, worth_rolling
 from tempo.schedule.script import Script
 from tempo.schedule.unrolling import worth_unrolling
+from tempo.symbolic import Dim
 
 if TYPE_CHECKING:
     from tempo.runtime.progress import ProgressBar
@@ -89,7 +90,7 @@ class Executable:
         self._machine: Any = None
         self._parallel = parallel
         self._rolled: tuple[Rolled, ...] = ()
-        self._rolled_because = "the plan wants it" if wanted.roll else "it is compiled faster"
+        self._why_rolled = ""
         may_roll = wanted.roll or (plan is None and backend == "jax" and not parallel)
         planner = self._plan(goal, wanted, budget, skip, may_roll)
         if plan is None and parallel:
@@ -106,16 +107,25 @@ class Executable:
         self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], may_roll: bool = False
     ) -> Planner:
         """Passes, loops and stores for what is wanted."""
+        unrolled = wanted.unrolled(self.source)
+
+        def finished(graph: Graph, kept: frozenset[Dim]) -> Graph:
+            if self._parallel:
+                graph = apply_parallel_passes(graph, skip, self.numbers, kept)
+            return with_own_emits(graph)
+
         with self.timed("passes"):
-            several = self.numbers if self._parallel else None
-            unrolled = wanted.unrolled(self.source)
-            passed = apply_passes(self.source, skip, several, self.numbers, unrolled)
+            passed = apply_passes(self.source, skip, None, self.numbers, unrolled)
             rolled, found = self._roll(passed, wanted) if may_roll else (passed, ())
+            copies = frozenset(one.dim for one in found)
+            self.graph = finished(rolled, unrolled | copies)
         with self.timed("plan"):
-            planner = self._without_tangles(with_own_emits(rolled), replace(wanted, roll=True)) if found else None
+            planner = self._without_tangles(self.graph, replace(wanted, roll=True)) if found else None
             self._rolled = found if planner is not None else ()
+            self._why_rolled = _why_rolled(wanted.roll, found, planner is not None)
             if planner is None:
-                self.graph = with_own_emits(passed)
+                if found:
+                    self.graph = finished(passed, unrolled)
                 planner = self._without_tangles(self.graph, wanted) or self._untangled(wanted)
                 planner = planner or self._planner(self.graph, wanted)
             if goal == "smallest":
@@ -164,7 +174,7 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        rows = (*rolls(self._rolled, self.storage, self._rolled_because), *decisions(planned))
+        rows = (*rolls(self._rolled, self.storage, self._why_rolled), *decisions(planned))
         self.plan = replace(planned.plan, decisions=rows)
         self._script = Script(self.graph, self.schedule, self.storage)
 
@@ -374,6 +384,15 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
+
+
+def _why_rolled(wanted: bool, found: tuple[Rolled, ...], scheduled: bool) -> str:
+    """Why what is repeated is rolled, or is not although a plan wants it."""
+    if found and scheduled:
+        return "the plan wants it" if wanted else "it is compiled faster"
+    if not wanted:
+        return ""
+    return "Tempo finds no loops for it then" if found else "nothing is repeated, one after the other"
 
 
 def _on_gpu(backend: str, device: str | None) -> bool:

@@ -66,8 +66,20 @@ class Rolls:
         return f"{self.dim}: {self.copies} copies of {self.nodes} nodes in a loop ({self.reason})"
 
 
-def rolls(found: Sequence[Rolled], storage: Storage, reason: str) -> tuple[Rolls, ...]:
-    """What was rolled, with what its operands take a second time."""
+@dataclass(frozen=True)
+class NotRolled:
+    """Why nothing is rolled, although a plan wants it."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"nothing is rolled ({self.reason})"
+
+
+def rolls(found: Sequence[Rolled], storage: Storage, reason: str) -> tuple[Rolls | NotRolled, ...]:
+    """What was rolled, with what its operands take a second time; why nothing was, if there is a reason."""
+    if not found:
+        return (NotRolled(reason),) if reason else ()
     rows = []
     for rolled in found:
         copied = sum(storage.stores[node].bytes for node in rolled.stacked if node in storage.stores)
