@@ -1,7 +1,7 @@
 """Rolling: n copies of some nodes become one, over a dim that counts the copies.
 
     y0 = f(x, w0)                          in(c)  is x if c == 0, else y[c - 1]
-    y1 = f(y0, w1)            becomes      w(c)   is w0 if c == 0, w1 if c == 1, w2 if c == 2
+    y1 = f(y0, w1)            becomes      w(c) = stack(w0, w1, w2)[c]
     y2 = f(y1, w2)                         y(c) = f(in, w)
 
 A loop over the copies is compiled once, whatever their number. What the copies are given, weights for example, is
@@ -18,8 +18,12 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any
 
+from tempo.graph.build import make, reshaped
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of, shape_symbols, substitute_shape
 from tempo.graph.structural import RECURRENT
+from tempo.graph.traversal import dependents
+from tempo.ops.indexing import SLICE
+from tempo.ops.shaping import CONCATENATE, RESHAPE
 from tempo.passes.copies import Copies, Parts, Row, Source, find_copies
 from tempo.passes.rewrite import Rebuilt, assemble, handed_out, over, refreshed
 from tempo.passes.variables import attribute_in
@@ -27,8 +31,17 @@ from tempo.symbolic import Dim, as_expr, conjunction, constant, equal
 from tempo.symbolic import index as indices
 from tempo.temporal import recurrent_node
 
-_Operand = Source | Node
-"""What a row reads: the same at all copies, or a node by cases."""
+
+@dataclass(frozen=True)
+class _Stack:
+    """A tensor for every copy, none of which varies over dims: they are put into one array before the first copy. (As
+    cases they would all be looked at for every copy: 64 layers took twice as long to compile and to run.)"""
+
+    nodes: tuple[Node, ...]
+
+
+_Operand = Source | _Stack | Node
+"""What a row reads: the same at all copies, one of a stack, or a node by cases."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,9 @@ class _Rolling:
         """A dim for all copies, and one for those that a row has."""
         self.rolled: dict[int, Node] = {}
         self.joints: dict[Any, Node] = {}
+        self.stacks: dict[Any, Node] = {}
         places = copies.places()
+        self.later = dependents(places, self.graph)
         self.operands: list[list[_Operand]] = []
         for row in copies.rows:
             if row.copies not in self.dims:
@@ -79,9 +94,13 @@ class _Rolling:
             self.operands.append([self.operand(row, *both) for both in zip(parts, examples, strict=True)])
 
     def operand(self, row: Row, parts: Parts, example: Edge) -> _Operand:
-        """What a row reads at all its copies: one source, or a node by cases."""
+        """What a row reads at all its copies: one source, a stack, or a node by cases."""
         if len(parts) == 1:
             return parts[0][1]
+        if len(parts) == len(row.nodes) and all(isinstance(size, int) for size in example.shape):
+            stack = tuple(source[0] for _, source in parts)
+            if all(isinstance(node, Node) and not node.domain and node not in self.later for node in stack):
+                return _Stack(stack)
         key = row.copies, tuple((tuple(copies), source) for copies, source in parts)
         if key not in self.joints:
             edges = [source[-1] for _, source in parts]
@@ -126,6 +145,7 @@ class _Rolling:
         for n, operands in enumerate(self.operands):
             if n not in self.rolled:
                 needs[n] = {own[0] for own in operands if isinstance(own, tuple)}
+                needs[n].update(node for own in operands if isinstance(own, _Stack) for node in own.nodes)
         for node in self.graph.nodes:
             if node.op is not RECURRENT and node not in members:
                 needs[node] = {members[e.node][0] if e.node in members else e.node for e in node.edges}
@@ -149,7 +169,23 @@ class _Rolling:
 
     def read(self, row: Row, operand: _Operand) -> Edge:
         """An operand of a row, as its node reads it."""
+        if isinstance(operand, _Stack):
+            return self.element(row, operand)
         return operand.here() if isinstance(operand, Node) else self.source(row.copies, operand)
+
+    def element(self, row: Row, stack: _Stack) -> Edge:
+        """One of several tensors, by the number of the copy."""
+        shape = stack.nodes[0].shape or (1,)
+        if stack not in self.stacks:
+            edges = [reshaped(RESHAPE, self.done.edge(node.here()), shape) for node in stack.nodes]
+            self.stacks[stack] = make(CONCATENATE, *edges, source=edges[0].node.source, axis=0).node
+        key = stack, row.copies
+        if key not in self.stacks:
+            whole = self.stacks[stack].here()
+            starts = (shape[0] * self.dims[row.copies], *(0 for _ in shape[1:]))
+            one = make(SLICE, whole, starts=starts, sizes=shape, steps=(1,) * len(shape), source=whole.node.source)
+            self.stacks[key] = reshaped(RESHAPE, one, stack.nodes[0].shape).node
+        return self.stacks[key].here()
 
     def source(self, steps: range, source: Source) -> Edge:
         """What is read at the copies ``steps``."""
@@ -193,7 +229,8 @@ class _Rolling:
 
     def summary(self) -> Rolled:
         rows = self.copies.rows
-        given = (joint for (_, parts), joint in self.joints.items() if all(isinstance(s[0], Node) for _, s in parts))
+        given = [joint for (_, parts), joint in self.joints.items() if all(isinstance(s[0], Node) for _, s in parts)]
+        given += [node for key, node in self.stacks.items() if isinstance(key, _Stack)]
         return Rolled(self.dim, len(self.copies.steps), len(rows), tuple(given))
 
 
