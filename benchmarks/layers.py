@@ -2,10 +2,10 @@
 
     python benchmarks/layers.py [--quick] [--device cpu|gpu] [--only CASE]
 
-``decode``: as in decoding, ours and by hand. Each layer multiplies by a matrix of its own and attends to what it has computed so far; a step begins with what the
-last layer made of the one before. ``tempo`` has the plan that unrolls the layers, ``tempo rolled`` a loop over them.
-``jax apart`` is written by hand with an array per layer, ``jax stacked`` with a loop over the layers that slices.
-Ratios are to ``jax apart``.
+``decode``: as in decoding, ours and by hand. Each layer multiplies by a matrix of its own and attends to what it has
+computed so far; a step begins with what the last layer made of the one before. ``tempo`` has the plan that unrolls the
+layers, ``tempo rolled`` a loop over them. ``jax apart`` is written by hand with an array per layer, ``jax stacked``
+with a loop over the layers that slices. Ratios are to ``jax apart``.
 
 ``written``: LSTM layers written with a Python loop, and their training step. ``tempo`` compiles every layer, ``tempo
 rolled`` has the plan that makes a loop of them. Ratios are to ``tempo``.
@@ -180,7 +180,16 @@ def main() -> int:
             case(options.quick, device, results)
     heads = ("system", "size", "ms", "ratio", "ms a step", "trace s", "XLA s", "MB, XLA")
     rows = [
-        (r["system"], r["size"], r["ms"], r["ratio"], r["ms_step"], r.get("trace_s", 0), r["xla_s"], r["bytes_xla"] / 1e6)
+        (
+            r["system"],
+            r["size"],
+            r["ms"],
+            r["ratio"],
+            r["ms_step"],
+            r.get("trace_s", 0),
+            r["xla_s"],
+            r["bytes_xla"] / 1e6,
+        )
         for r in results.records
     ]
     print(table(heads, rows), file=sys.stderr)

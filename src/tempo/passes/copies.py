@@ -11,6 +11,7 @@ copy has read.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -179,7 +180,7 @@ class Looks:
         )
 
     def attribute(self, value: Any, names: dict[Dim, Dim]) -> Any:
-        value = attribute_in(value, names)
+        value = attribute_in(value, {**names})
         if isinstance(value, Grid):  # whose axes are dims that nobody else has
             axes = [self.axes.setdefault((n, d.bound), d) for n, d in enumerate(value.axes)]
             return Grid(value.value.substitute(dict(zip(value.axes, axes, strict=True))), tuple(axes))
@@ -208,7 +209,9 @@ class Looks:
             if node not in seen:
                 seen.add(node)
                 readers = self.readers[node]
-                pending.extend(reader for reader, slot in readers if not self.looks_back(reader, self.own[reader][slot]))
+                pending.extend(
+                    reader for reader, slot in readers if not self.looks_back(reader, self.own[reader][slot])
+                )
         return seen
 
     def may_repeat(self, node: Node) -> bool:
@@ -244,7 +247,7 @@ class _Next:
         self.looks = looks
         self.following: dict[Node, Node] = {}
         self.preceding: dict[Node, Node] = {}
-        pending = list(zip(seed, seed[1:], strict=False))
+        pending = list(itertools.pairwise(seed))
         while pending:
             self.down(pending)
             pending = [*self.up(exactly=True)] or [*self.up(exactly=False)]
@@ -394,9 +397,11 @@ def _runs(numbers: Sequence[int]) -> list[range]:
 
 
 def _changes(copies: Copies) -> tuple[set[int], list[list[int]]]:
-    """What stands in the way, of operands that depend on copies: rows that have another one at every copy, each computed
-    from copies by something else; and the copies from which on others are something else, unless that is so for the
-    first or the last copy only. (What does not depend on copies can be there for all of them before the first.)"""
+    """What stands in the way, of operands that depend on copies: rows for which none of them is a copy's node; and the
+    copies from which on others are something else, unless that is so for the first or the last copy only.
+
+    (What does not depend on copies can be there for all of them before the first.)
+    """
     places = copies.places()
     later = copies.looks.dependents(places)
 

@@ -33,7 +33,6 @@ from tempo.schedule.loops import ScheduleError
 from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import Planned, Planner, bytes_of, free_memory, show_bytes
-from tempo.schedule.rolling import LEAST_NODES, worth_rolling
 from tempo.schedule.script import Script
 from tempo.schedule.unrolling import worth_unrolling
 from tempo.symbolic import Dim
@@ -89,10 +88,8 @@ class Executable:
         budget = free_memory(backend, device) if memory is None else bytes_of(memory)
         self._machine: Any = None
         self._parallel = parallel
-        self._rolled: tuple[Rolled, ...] = ()
-        self._why_rolled = ""
-        may_roll = wanted.roll or (plan is None and backend == "jax" and not parallel)
-        planner = self._plan(goal, wanted, budget, skip, may_roll)
+        self._rolls: tuple[Rolled, ...] | None = ()
+        planner = self._plan(goal, wanted, budget, skip)
         if plan is None and parallel:
             unroll = worth_unrolling(graph, self.graph, self.schedule, self.storage)
             if unroll:
@@ -103,9 +100,7 @@ class Executable:
         self._over = False
         self._loaded: Checkpoint | None = None
 
-    def _plan(
-        self, goal: str, wanted: Plan, budget: int | None, skip: Container[str], may_roll: bool = False
-    ) -> Planner:
+    def _plan(self, goal: str, wanted: Plan, budget: int | None, skip: Container[str]) -> Planner:
         """Passes, loops and stores for what is wanted."""
         unrolled = wanted.unrolled(self.source)
 
@@ -116,32 +111,22 @@ class Executable:
 
         with self.timed("passes"):
             passed = apply_passes(self.source, skip, None, self.numbers, unrolled)
-            rolled, found = self._roll(passed, wanted) if may_roll else (passed, ())
+            rolled, found = roll(passed) if wanted.roll else (passed, ())
             copies = frozenset(one.dim for one in found)
             self.graph = finished(rolled, unrolled | copies)
         with self.timed("plan"):
-            planner = self._without_tangles(self.graph, replace(wanted, roll=True)) if found else None
-            self._rolled = found if planner is not None else ()
-            self._why_rolled = _why_rolled(wanted.roll, found, planner is not None)
-            if planner is None:
-                if found:
-                    self.graph = finished(passed, unrolled)
-                planner = self._without_tangles(self.graph, wanted) or self._untangled(wanted)
-                planner = planner or self._planner(self.graph, wanted)
+            planner = self._without_tangles(self.graph, wanted)
+            if wanted.roll:
+                self._rolls = None if found and planner is None else found
+            if planner is None and found:
+                self.graph = finished(passed, unrolled)
+                planner = self._without_tangles(self.graph, wanted)
+            planner = planner or self._untangled(wanted) or self._planner(self.graph, wanted)
             if goal == "smallest":
                 self._take(planner.smallest())
             else:
                 self._take(planner.fastest() if budget is None else planner.within(budget))
         return planner
-
-    def _roll(self, graph: Graph, wanted: Plan) -> tuple[Graph, tuple[Rolled, ...]]:
-        """The graph with what is repeated rolled, if a plan says so or it is worth it."""
-        if not wanted.roll and len(graph.nodes) < LEAST_NODES:
-            return graph, ()
-        rolled, found = roll(graph)
-        if not wanted.roll and not worth_rolling(graph, rolled, found, self.numbers):
-            return graph, ()
-        return rolled, found
 
     def _without_tangles(self, graph: Graph, wanted: Plan) -> Planner | None:
         """What plans a graph, if there are loops for all of it."""
@@ -174,8 +159,8 @@ class Executable:
 
     def _take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        rows = (*rolls(self._rolled, self.storage, self._why_rolled), *decisions(planned))
-        self.plan = replace(planned.plan, decisions=rows)
+        rolled = rolls(self._rolls, self.storage) if planned.plan.roll else ()
+        self.plan = replace(planned.plan, decisions=(*rolled, *decisions(planned)))
         self._script = Script(self.graph, self.schedule, self.storage)
 
     def _compile(self, planner: Planner, budget: int | None, device: str | None, promised: bool) -> None:
@@ -384,15 +369,6 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
-
-
-def _why_rolled(wanted: bool, found: tuple[Rolled, ...], scheduled: bool) -> str:
-    """Why what is repeated is rolled, or is not although a plan wants it."""
-    if found and scheduled:
-        return "the plan wants it" if wanted else "it is compiled faster"
-    if not wanted:
-        return ""
-    return "Tempo finds no loops for it then" if found else "nothing is repeated, one after the other"
 
 
 def _on_gpu(backend: str, device: str | None) -> bool:

@@ -55,15 +55,17 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Rolls:
-    """How many copies of some nodes became one, in a loop over a dim, and why."""
+    """How many copies of some nodes became one, in a loop over a dim, and the bytes that their operands take a second
+    time."""
 
     dim: str
     copies: int
     nodes: int
-    reason: str
+    copied: int
 
     def __str__(self) -> str:
-        return f"{self.dim}: {self.copies} copies of {self.nodes} nodes in a loop ({self.reason})"
+        head = f"{self.dim}: {self.copies} copies of {self.nodes} nodes in a loop"
+        return f"{head} (the plan wants it; their operands are copied, {show_bytes(self.copied)})"
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,14 @@ class NotRolled:
         return f"nothing is rolled ({self.reason})"
 
 
-def rolls(found: Sequence[Rolled], storage: Storage, reason: str) -> tuple[Rolls | NotRolled, ...]:
-    """What was rolled, with what its operands take a second time; why nothing was, if there is a reason."""
+def rolls(found: Sequence[Rolled] | None, storage: Storage) -> tuple[Rolls | NotRolled, ...]:
+    """What was rolled; None if there are no loops for it."""
     if not found:
-        return (NotRolled(reason),) if reason else ()
+        return (NotRolled("Tempo finds no loops for it" if found is None else "no copy of anything reads another one"),)
     rows = []
     for rolled in found:
         copied = sum(storage.stores[node].bytes for node in rolled.stacked if node in storage.stores)
-        why = f"{reason}; its operands are copied, {show_bytes(copied)}"
-        rows.append(Rolls(rolled.dim.name, rolled.copies, rolled.nodes, why))
+        rows.append(Rolls(rolled.dim.name, rolled.copies, rolled.nodes, copied))
     return tuple(rows)
 
 

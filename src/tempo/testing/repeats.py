@@ -57,7 +57,9 @@ class Repeats(Recurrences):
         here, type = Symbol(self.all[0]), tensor.type
         earlier = self.through(tensor, (Point(here - 1, "shift"), *_points(self.all[1:])))
         start = self.apply("tanh", [value], type.shape, type.dtype, 1.0)
-        step = self.apply("tanh", [self.apply("-", [value, earlier], type.shape, type.dtype, 9.0)], type.shape, type.dtype, 1.0)
+        step = self.apply(
+            "tanh", [self.apply("-", [value, earlier], type.shape, type.dtype, 9.0)], type.shape, type.dtype, 1.0
+        )
         return [
             Recurrent(tensor.name, type),
             Case(tensor.name, Comparison("<", here, Number(1)), start.expression),
@@ -75,5 +77,6 @@ def _renamed(statement: Statement, names: dict[str, str]) -> Statement:
     def change(part: Expression) -> Expression:
         return replace(part, name=names[part.name]) if isinstance(part, Read) and part.name in names else part
 
-    assert isinstance(statement, Let | Recurrent | Case)
-    return replace(changed(statement, change), name=names[statement.name])  # type: ignore[call-arg]
+    moved = changed(statement, change)
+    assert isinstance(moved, Let | Recurrent | Case)
+    return replace(moved, name=names[moved.name])
