@@ -130,7 +130,7 @@ class Looks:
         self.dims: dict[Any, Dim] = {}
         self.axes: dict[Any, Dim] = {}
         self.same: dict[Node, Node] = {}
-        self.renamed: dict[Node, dict[Dim, Dim]] = {}
+        self.renamed: dict[Node, dict[Any, Dim]] = {}
         self.own: dict[Node, tuple[Edge, ...]] = {}
         self.numbers: dict[Any, int] = {}
         self.label: dict[Node, int] = {}
@@ -150,7 +150,7 @@ class Looks:
         """The same for equal things."""
         return self.numbers.setdefault(thing, len(self.numbers))
 
-    def variables(self, node: Node) -> dict[Dim, Dim]:
+    def variables(self, node: Node) -> dict[Any, Dim]:
         """A node's dims, each with the one that stands for it in all copies."""
         if node not in self.renamed:
             dims = [self.dims.setdefault((d.origin, d.start, d.bound), d) for d in node.domain]
@@ -179,8 +179,8 @@ class Looks:
             ),
         )
 
-    def attribute(self, value: Any, names: dict[Dim, Dim]) -> Any:
-        value = attribute_in(value, {**names})
+    def attribute(self, value: Any, names: dict[Any, Dim]) -> Any:
+        value = attribute_in(value, names)
         if isinstance(value, Grid):  # whose axes are dims that nobody else has
             axes = [self.axes.setdefault((n, d.bound), d) for n, d in enumerate(value.axes)]
             return Grid(value.value.substitute(dict(zip(value.axes, axes, strict=True))), tuple(axes))

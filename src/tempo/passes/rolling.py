@@ -158,7 +158,7 @@ class _Rolling:
         first, names = row.nodes[0], self.copies.looks.variables(row.nodes[0])
         domain = (self.dims[row.copies], *names.values())
         shape = substitute_shape(first.shape, names)
-        attributes = {key: attribute_in(value, {**names}) for key, value in first.attributes.items()}
+        attributes = {key: attribute_in(value, names) for key, value in first.attributes.items()}
         edges = () if first.op is RECURRENT else tuple(self.read(row, own) for own in self.operands[n])
         name = _name([node.name for node in row.nodes])
         self.rolled[n] = new = Node(first.op, edges, domain, shape, first.dtype, first.source, attributes, name=name)
