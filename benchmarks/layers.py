@@ -1,11 +1,14 @@
-"""A stack of layers over time, as in decoding: with an array per layer or all of them in one, ours and by hand.
+"""A stack of layers over time, with code and arrays for each or a loop over them: run time and compile time.
 
-    python benchmarks/layers.py [--quick] [--device cpu|gpu]
+    python benchmarks/layers.py [--quick] [--device cpu|gpu] [--only CASE]
 
-Each layer multiplies by a matrix of its own and attends to what it has computed so far; a step begins with what the
-last layer made of the one before. ``tempo`` has the plan that unrolls the layers, ``tempo rolled`` a loop over them.
-``jax apart`` is written by hand with an array per layer, ``jax stacked`` with a loop over the layers that slices.
-Ratios are to ``jax apart``.
+``decode``: as in decoding, ours and by hand. Each layer multiplies by a matrix of its own and attends to what it has
+computed so far; a step begins with what the last layer made of the one before. ``tempo`` has the plan that unrolls the
+layers, ``tempo rolled`` a loop over them. ``jax apart`` is written by hand with an array per layer, ``jax stacked``
+with a loop over the layers that slices. Ratios are to ``jax apart``.
+
+``written``: LSTM layers written with a Python loop, and their training step. ``tempo`` compiles every layer, ``tempo
+rolled`` has the plan that makes a loop of them. Ratios are to ``tempo``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _micro_cases import stack
 from common import (
     Results,
     arguments,
@@ -129,13 +133,65 @@ def compare(quick: bool, device: Any, results: Results) -> None:
         )
 
 
+def roll(quick: bool, device: Any, results: Results) -> None:
+    """Layers written one by one: compiled each, and once for all."""
+    steps, batch, width = (8, 2, 8) if quick else (32, 16, 128)
+    random = np.random.default_rng(0)
+    for layers in (1, 4) if quick else (1, 4, 16, 64):
+        prog, T = stack(layers, batch, width)
+        given = {name: node for name, node in prog.graph.inputs.items() if name != "seed"}
+        shapes = {name: (*(steps for _ in node.domain), *node.shape) for name, node in given.items()}
+        arrays = {
+            name: jax.device_put(random.normal(size=shape, scale=width**-0.5).astype(np.float32), device)
+            for name, shape in shapes.items()
+        }
+        plans = {"tempo": tp.Plan(), "tempo rolled": tp.Plan(roll=True)}
+        runs = {name: compile_tempo(prog, {T: steps}, arrays, device, plan) for name, plan in plans.items()}
+        error = relative_error(runs["tempo rolled"](), runs["tempo"]())
+        if error > TOLERANCE:
+            raise ValueError(f"the results differ by {error}")
+        times = interleaved(runs, seconds=0.5 if quick else 5.0)
+        ms, shortest = medians(times), least(times)
+        for name, run in runs.items():
+            results.add(
+                "written",
+                name,
+                ms=ms[name],
+                ratio=ms[name] / ms["tempo"],
+                ms_step=ms[name] / steps,
+                ms_min=shortest[name],
+                error=error,
+                **run.figures,
+                layers=layers,
+                size=f"{layers} LSTM layers of {width}, {steps} steps, batch {batch}",
+                runs=len(times[name]),
+            )
+
+
+CASES = {"decode": compare, "written": roll}
+
+
 def main() -> int:
-    options = arguments("A stack of layers, unrolled and rolled, against hand-written JAX.", ("decode",))
+    options = arguments("A stack of layers, each compiled or a loop over them.", tuple(CASES))
     device = use_device(options.device)
     results = Results("layers", device=device.device_kind, quick=options.quick)
-    compare(options.quick, device, results)
-    heads = ("system", "ms", "ratio", "ms a step", "XLA s", "MB, XLA")
-    rows = [(r["system"], r["ms"], r["ratio"], r["ms_step"], r["xla_s"], r["bytes_xla"] / 1e6) for r in results.records]
+    for name, case in CASES.items():
+        if options.only in (None, name):
+            case(options.quick, device, results)
+    heads = ("system", "size", "ms", "ratio", "ms a step", "trace s", "XLA s", "MB, XLA")
+    rows = [
+        (
+            r["system"],
+            r["size"],
+            r["ms"],
+            r["ratio"],
+            r["ms_step"],
+            r.get("trace_s", 0),
+            r["xla_s"],
+            r["bytes_xla"] / 1e6,
+        )
+        for r in results.records
+    ]
     print(table(heads, rows), file=sys.stderr)
     return 0
 

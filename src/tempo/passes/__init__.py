@@ -55,8 +55,14 @@ def apply_passes(
     for name, change in PASSES:
         if name in NEEDED or name not in skip:
             graph = change(graph, numbers, unrolled) if change in FOR_NUMBERS else change(graph)
-    if parallel is None:
-        return graph
+    return graph if parallel is None else apply_parallel_passes(graph, skip, parallel, unrolled)
+
+
+def apply_parallel_passes(
+    graph: Graph, skip: Container[str], parallel: Mapping[Any, int], unrolled: Set[Dim] = frozenset()
+) -> Graph:
+    """The last of the passes. What they make of a graph reads its operands in one way only, so that nothing is rolled
+    after them."""
     if FUSE_ATTENTION not in skip:
         graph = fuse_attention(graph)
     return linear_recurrences(graph, parallel, unrolled)

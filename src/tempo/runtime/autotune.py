@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tempo.errors import ProgramError
 from tempo.graph.fingerprint import digest, fingerprint
+from tempo.passes.rolling import roll
 from tempo.runtime.executable import Executable
 from tempo.schedule.plan import Plan
 from tempo.schedule.planning import Planner
@@ -54,7 +55,10 @@ def autotune(
 
 
 def _candidates(first: Executable) -> Iterator[Plan]:
-    """Blocks of a quarter and of a sixteenth of all steps, of each dim that has a loop and of all of them."""
+    """Blocks of a quarter and of a sixteenth of all steps, of each dim that has a loop and of all of them; what is
+    repeated in a loop."""
+    if roll(first.graph)[1]:
+        yield Plan(roll=True)
     planner = Planner(first.graph, first.numbers, Plan())
     looped = [name for name in planner.dims() if planner.depth(name)]
     steps = {d.name: d.bound.evaluate(first.numbers) for d in first.graph.dims if d.name in looped}

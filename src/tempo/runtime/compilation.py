@@ -14,17 +14,19 @@ from tempo.analysis import check_program
 from tempo.errors import BudgetError
 from tempo.graph.fingerprint import identity
 from tempo.graph.node import Graph
-from tempo.passes import apply_passes, with_own_emits
+from tempo.passes import apply_parallel_passes, apply_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
 from tempo.passes.ranges import tile_ranges
+from tempo.passes.rolling import Rolled, roll
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.cost import RATES
-from tempo.schedule.decisions import decisions
+from tempo.schedule.decisions import decisions, rolls
 from tempo.schedule.loops import ScheduleError
 from tempo.schedule.plan import Plan
 from tempo.schedule.planning import Planned, Planner, show_bytes
 from tempo.schedule.script import Script
 from tempo.schedule.unrolling import worth_unrolling
+from tempo.symbolic import Dim
 
 if TYPE_CHECKING:
     from tempo.backends.jax.library import Library
@@ -102,6 +104,8 @@ class Compilation:
         self.request = request
         self.seconds = seconds
         self.library = library
+        self.rolls: tuple[Rolled, ...] | None = ()
+        """What was rolled; None if that left no loops."""
         self.peak = 0
         """The bytes that a device must have left for the same plan to be chosen again; more than there are, if it was
         chosen because of what this one had left."""
@@ -138,18 +142,18 @@ class Compilation:
         """Passes, loops and stores for what is wanted."""
         request = self.request
         with self.seconds.of("passes"):
-            several = request.numbers if request.parallel else None
             unrolled = wanted.unrolled(request.source)
-            graph = apply_passes(request.source, request.skip, several, request.numbers, unrolled)
-            self.graph = with_own_emits(graph)
+            passed = apply_passes(request.source, request.skip, None, request.numbers, unrolled)
+            rolled, found = roll(passed) if wanted.roll else (passed, ())
+            self.graph = self.finished(rolled, unrolled.union(one.dim for one in found))
         with self.seconds.of("plan"):
-            try:
-                planner = self.planner(self.graph, wanted)
-                tangled = planner.fastest().schedule.tangled
-            except ScheduleError:
-                tangled = True
-            if tangled:
-                planner = self.untangled(wanted) or self.planner(self.graph, wanted)
+            planner = self.without_tangles(self.graph, wanted)
+            if wanted.roll:
+                self.rolls = None if found and planner is None else found
+            if planner is None and found:
+                self.graph = self.finished(passed, unrolled)
+                planner = self.without_tangles(self.graph, wanted)
+            planner = planner or self.untangled(wanted) or self.planner(self.graph, wanted)
             if request.goal == "smallest":
                 self.take(planner.smallest())
             elif request.budget is None:
@@ -161,6 +165,20 @@ class Compilation:
                     self.peak = max(self.peak, chosen.storage.peak if fits else sys.maxsize)
                 self.take(chosen)
         return planner
+
+    def finished(self, graph: Graph, unrolled: frozenset[Dim]) -> Graph:
+        """A graph after the last passes."""
+        if self.request.parallel:
+            graph = apply_parallel_passes(graph, self.request.skip, self.request.numbers, unrolled)
+        return with_own_emits(graph)
+
+    def without_tangles(self, graph: Graph, wanted: Plan) -> Planner | None:
+        """What plans a graph, if there are loops for all of it."""
+        try:
+            planner = self.planner(graph, wanted)
+            return None if planner.fastest().schedule.tangled else planner
+        except ScheduleError:
+            return None
 
     def planner(self, graph: Graph, wanted: Plan) -> Planner:
         source, numbers, parallel = self.request.source, self.request.numbers, self.request.parallel
@@ -177,17 +195,12 @@ class Compilation:
     def untangled(self, wanted: Plan) -> Planner | None:
         """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
         split = split_fixed_reads(self.graph)
-        if split is self.graph:
-            return None
-        try:
-            planner = self.planner(split, wanted)
-            return None if planner.fastest().schedule.tangled else planner
-        except ScheduleError:
-            return None
+        return None if split is self.graph else self.without_tangles(split, wanted)
 
     def take(self, planned: Planned) -> None:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
-        self.plan = replace(planned.plan, decisions=decisions(planned))
+        rolled = rolls(self.rolls, self.storage) if planned.plan.roll else ()
+        self.plan = replace(planned.plan, decisions=(*rolled, *decisions(planned)))
         self.script = Script(self.graph, self.schedule, self.storage)
         self.__dict__.pop("machine", None)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
+from tempo.passes.rolling import Rolled
 from tempo.schedule.loops import Schedule
-from tempo.schedule.planning import Planned
+from tempo.schedule.planning import Planned, show_bytes
 from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
 
@@ -50,6 +51,42 @@ class Tiles:
 
     def __str__(self) -> str:
         return f"ranges of {self.dim}: {self.steps} steps at once ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Rolls:
+    """How many copies of some nodes became one, in a loop over a dim, and the bytes that their operands take a second
+    time."""
+
+    dim: str
+    copies: int
+    nodes: int
+    copied: int
+
+    def __str__(self) -> str:
+        head = f"{self.dim}: {self.copies} copies of {self.nodes} nodes in a loop"
+        return f"{head} (the plan wants it; their operands are copied, {show_bytes(self.copied)})"
+
+
+@dataclass(frozen=True)
+class NotRolled:
+    """Why nothing is rolled, although a plan wants it."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"nothing is rolled ({self.reason})"
+
+
+def rolls(found: Sequence[Rolled] | None, storage: Storage) -> tuple[Rolls | NotRolled, ...]:
+    """What was rolled; None if there are no loops for it."""
+    if not found:
+        return (NotRolled("Tempo finds no loops for it" if found is None else "no copy of anything reads another one"),)
+    rows = []
+    for rolled in found:
+        copied = sum(storage.stores[node].bytes for node in rolled.stacked if node in storage.stores)
+        rows.append(Rolls(rolled.dim.name, rolled.copies, rolled.nodes, copied))
+    return tuple(rows)
 
 
 def decisions(planned: Planned) -> tuple[Decision | Placement | Tiles, ...]:

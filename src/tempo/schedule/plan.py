@@ -28,7 +28,9 @@ class Plan:
     These are inputs, and what loops in blocks compute. ``run.explain()`` shows what those without a name are called:
     ``tanh#2``. ``recompute``: whether values that a later loop reads, back-propagation above all, are computed again
     there where that means that fewer bytes are kept. ``tiles``: by the names of dims, how many steps of a range such as
-    ``0:t + 1`` are there at once where the range is reduced; all of them where nothing is said.
+    ``0:t + 1`` are there at once where the range is reduced; all of them where nothing is said. ``roll``: whether parts
+    of a program that do the same one after the other, such as layers written with a Python loop, become one that is
+    compiled once, with a loop over them. What each of them is given, weights above all, is copied into one array.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -37,11 +39,12 @@ class Plan:
     host: tuple[str, ...] = ()
     recompute: bool = False
     tiles: Mapping[str, int] = field(default_factory=dict)
+    roll: bool = False
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
     def __str__(self) -> str:
-        lines = [f"{name}: {_show(value)}" for name, value in self.settings().items() if value]
+        lines = [f"{name}: {_show(name, value)}" for name, value in self.settings().items() if value]
         return "\n".join([*(lines or ["everything at once that can be"]), *map(str, self.decisions)])
 
     def settings(self) -> dict[str, Any]:
@@ -178,9 +181,9 @@ def _check_name(what: str, name: str, graph: Graph) -> None:
         )
 
 
-def _show(value: Any) -> str:
+def _show(name: str, value: Any) -> str:
     if isinstance(value, bool):
-        return "what takes fewer bytes"
+        return {"recompute": "what takes fewer bytes", "roll": "what is repeated"}[name]
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {size}" for name, size in value.items())
     return ", ".join(map(str, value))

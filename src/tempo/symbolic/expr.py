@@ -267,13 +267,18 @@ class Bound(Symbol):
 class Dim(Symbol):
     """A temporal dimension: ``0 <= dim < bound``.
 
-    A dim may be derived from one that a user declared: its step u is then step ``u + start`` of its ``origin``.
+    A dim may be derived from one that a user declared: its step u is then step ``u + start`` of its ``origin``. A dim
+    that is ``outermost`` comes before those that were declared earlier, in domains and in the order of loops.
     """
 
     __slots__ = ("bound", "origin", "start")
 
-    def __init__(self, name: str, bound: ExprLike, origin: Dim | None = None, start: ExprLike = 0) -> None:
+    def __init__(
+        self, name: str, bound: ExprLike, origin: Dim | None = None, start: ExprLike = 0, outermost: bool = False
+    ) -> None:
         super().__init__(name)
+        if outermost:
+            self.number = -self.number
         self.bound = as_expr(bound)
         self.origin: Dim = self if origin is None else origin
         self.start = as_expr(start)

@@ -111,7 +111,7 @@ def reduced(graph: Graph, numbers: Mapping[Any, int], expected: Result) -> tuple
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
     """Blocks, buckets and tiles of some of a program's dims; some others unrolled; some stores, or all, in host
-    memory."""
+    memory; what is repeated rolled, or not."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
     unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
@@ -129,7 +129,7 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
         for d in graph.dims
         if d.origin is d and choices.boolean(0.8)
     }
-    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles)
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles, choices.boolean(0.4))
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

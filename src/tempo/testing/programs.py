@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tempo.testing.choices import Choices, RandomChoices
 from tempo.testing.recipe import Dim, Recipe, build, data, without_unused
-from tempo.testing.recurrences import Recurrences
+from tempo.testing.repeats import Repeats
 from tempo.testing.stops import with_stop
 
 __all__ = ["Recipe", "build", "data", "generate", "random_recipe"]
@@ -35,7 +35,7 @@ def generate(choices: Choices) -> Recipe:
     return _Generator(choices, tuple(dims), smooth).recipe()
 
 
-class _Generator(Recurrences):
+class _Generator(Repeats):
     """Draws whole programs."""
 
     def recipe(self) -> Recipe:
@@ -45,7 +45,8 @@ class _Generator(Recurrences):
             [self.draw_let, self.draw_recurrent, self.draw_view, self.draw_let, self.draw_sequence]
             + [self.draw_recurrent] * 3
             + [self.draw_mutual, self.draw_mutual, self.draw_state, self.draw_random]
-            + [self.draw_growing, self.draw_training, self.draw_host]
+            + [self.draw_growing, self.draw_training, self.draw_host, self.draw_repeated, self.draw_repeated]
+            + [self.draw_sequence, self.draw_growing]
         )
         for _ in range(self.choices.integer(1, 3)):
             self.choices.choice(blocks)()
