@@ -23,6 +23,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(large[1]) < 0.01 * float(large[0])
     (difference,) = re.findall(r"largest difference from the interpreter: (\S+)", printed)
     assert float(difference) < 1e-5
-    assert "for i in 0 .. 999:" in printed
+    # The parameters after the last iteration are made by one more of them.
+    assert "for i in 0 .. 1000:" in printed
     assert "    for t in 99 .. 1, backwards:" in printed
     assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000

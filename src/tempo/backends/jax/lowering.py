@@ -380,7 +380,7 @@ class Lowering:
         points = [d for d in batch if d in block.at]
         array = jnp.moveaxis(array, [batch.index(d) for d in (*points, *dims)], range(len(batch)))
         for d in points:
-            array = lax.dynamic_index_in_dim(array, block.at[d], 0, keepdims=False)
+            array = lax.dynamic_index_in_dim(array, block.at[d], 0, keepdims=False, allow_negative_indices=False)
         for axis, d in enumerate(dims):
             array = shifted(array, axis, block.ranges[d].start, block.ranges[d].length)
         return Value(array, dims)
@@ -682,7 +682,8 @@ class Lowering:
             # What a loop folds has the same size in all of its iterations.
             return jx.fit(array, (*block.lengths, *store.value)) if node in self.schedule.folds else array
         if held is None:
-            held = jnp.zeros(store.shape, node.dtype)
+            # What is put into known zeros, XLA would make anew as a padded array, element by element.
+            held = lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
         array = jx.fit(array, (*block.lengths, *store.value))
         state[_Fresh(node)] = _Value(array, inside)
         if node in state.get(_UNSTORED, ()):
@@ -704,7 +705,8 @@ class Lowering:
                 wraps = wraps or isinstance(kept, Window)
         if not wraps:
             starts += [0] * len(store.value)
-            return lax.dynamic_update_slice(held, array, [jnp.asarray(s, jnp.int32) for s in starts])
+            slots = [jnp.asarray(s, jnp.int32) for s in starts]
+            return lax.dynamic_update_slice(held, array, slots, allow_negative_indices=False)
         # A block may end at the beginning of a circle.
         places = []
         for axis, start in enumerate(starts):

@@ -191,7 +191,9 @@ class _Reader:
             slot = min(max(slot, 0), self.array.shape[axis] - 1)
             self.array = lax.index_in_dim(self.array, slot, axis, keepdims=False)
         else:
-            self.array = lax.dynamic_index_in_dim(self.array, slot, axis, keepdims=False)
+            # No slot is counted from the end: to find that out would take an operation more.
+            array = self.array
+            self.array = lax.dynamic_index_in_dim(array, slot, axis, keepdims=False, allow_negative_indices=False)
         del self.axes[axis]
 
     def cut(self, d: Dim, item: Slice, number: int) -> None:
@@ -216,7 +218,7 @@ class _Reader:
         if isinstance(slot, int):
             self.array = shifted(self.array, axis, slot, length)
         elif self.fits(item, kept, length, size):
-            self.array = lax.dynamic_slice_in_dim(self.array, slot, length, axis)
+            self.array = lax.dynamic_slice_in_dim(self.array, slot, length, axis, allow_negative_indices=False)
         else:
             self.array = jnp.take(self.array, slot + np.arange(length), axis=axis, mode="clip")
 
@@ -327,4 +329,5 @@ def cut_out(array: Array, axis: int, start: Array, length: int, between: Sequenc
     padding = [(0, 0, 0)] * array.ndim
     padding[axis] = (max(-low, 0), max(high + length - size, 0), 0)
     array = lax.pad(array, jnp.zeros((), array.dtype), padding)
-    return lax.dynamic_slice_in_dim(array, jnp.clip(start, low, high) + max(-low, 0), length, axis)
+    start = jnp.clip(start, low, high) + max(-low, 0)
+    return lax.dynamic_slice_in_dim(array, start, length, axis, allow_negative_indices=False)
