@@ -20,10 +20,12 @@ from tempo.testing.compiled import check_compiled
 from tempo.testing.features import features
 from tempo.testing.fuzz import Task, main, recipe_of, shrunk
 from tempo.testing.hosts import recorded
-from tempo.testing.recipe import Recipe
+from tempo.testing.recipe import Dim, Recipe
 from tempo.testing.rewrites import REWRITES
+from tempo.testing.stops import is_well_formed, with_bound
 from tempo.testing.strategies import programs
-from tempo.testing.syntax import Output
+from tempo.testing.syntax import Draw, Input, Let, Output, Read, Type
+from tempo.testing.terms import Number, Point
 
 SLOW = settings(
     max_examples=100,
@@ -263,3 +265,12 @@ def test_a_backend_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> No
 def test_only_runs_one_program_and_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "2", "--jobs", "0"]) == 0
     assert capsys.readouterr().out.startswith(recipe_of(0, 2).source)
+
+
+def test_a_dim_does_not_stop_before_a_step_that_a_draw_reads() -> None:
+    second = Read("x", ("t",), (Point(Number(1)),))
+    drawn = Let("r", Type((), (), "int32"), Draw("categorical", (second,), (), "int32"))
+    statements = Input("x", Type(("t",), (3,), "float32"), 0), drawn, Output("r", Read("r", (), ()))
+    recipe = Recipe((Dim("t", 2),), statements)
+    assert is_well_formed(recipe)
+    assert not is_well_formed(with_bound(recipe, "t", 1))

@@ -19,12 +19,14 @@ from tempo.testing.recipe import Dim, Recipe, data, depends, places
 from tempo.testing.syntax import (
     Apply,
     Case,
+    Draw,
     Expression,
     Gradients,
     Holds,
     Host,
     Input,
     Key,
+    Let,
     Literal,
     Output,
     Read,
@@ -89,6 +91,11 @@ def is_well_formed(recipe: Recipe) -> bool:
         # Of what only a run can tell any values will do.
         meaning.known = {name: unknown(meaning, name) for name in opaque(recipe)}
         for s in recipe.statements:
+            if isinstance(s, Let) and isinstance(s.value, Draw):
+                for place in places(recipe.dims, s.type.domain):
+                    for argument in s.value.arguments:
+                        if isinstance(argument, Expression):
+                            meaning.evaluate(argument, place)
             if isinstance(s, Gradients):
                 for place in places(recipe.dims, meaning.types[s.loss].domain):
                     meaning.value(s.loss, tuple(place[d] for d in meaning.types[s.loss].domain))

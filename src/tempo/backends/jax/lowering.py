@@ -683,7 +683,7 @@ class Lowering:
             return jx.fit(array, (*block.lengths, *store.value)) if node in self.schedule.folds else array
         if held is None:
             # What is put into known zeros, XLA would make anew as a padded array, element by element.
-            held = lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
+            held = jx.lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
         array = jx.fit(array, (*block.lengths, *store.value))
         state[_Fresh(node)] = _Value(array, inside)
         if node in state.get(_UNSTORED, ()):
