@@ -237,7 +237,7 @@ def keeping(
             return None
         furthest = max(furthest, abs(low), abs(high))
     if finals:
-        return _last_steps(dim, node, finals, furthest, schedule, own)
+        return None if whole_blocks else _last_steps(dim, node, finals, furthest, schedule, own)
     if len(parts) > 1 and (furthest or whole_blocks) and not _one_after_the_other(own, schedule):
         return None
     if block and (whole_blocks or any(len(path) == 1 for path in own)):
@@ -257,10 +257,14 @@ def _one_after_the_other(own: Set[tuple[int, ...]], schedule: Schedule) -> bool:
 def _last_steps(
     dim: Dim, node: Node, finals: Sequence[int | None], furthest: int, schedule: Schedule, own: set[tuple[int, ...]]
 ) -> Keeping | None:
-    """A window at the end of which are the steps that are read after a loop, if they are its last ones."""
-    if len(own) != 1 or any(number in schedule.blocks for path in own for number in path):
+    """A window at the end of which are the steps that are read after a loop, if they are its last ones: a loop of
+    single steps, or those over the steps of one block after the other."""
+    (number, *others) = {path[0] for path in own}
+    blocked = number in schedule.blocks
+    if others or any((len(path) > 1) != blocked or path[-1] in schedule.blocks for path in own):
         return None
-    ((number, *_),) = own
+    if (blocked or len(own) > 1) and number in schedule.backwards:
+        return None
     first, stop = schedule.steps(node, dim)
     steps = [step for step in finals if step is not None]
     final = max(steps) - first + 1 if number in schedule.backwards else stop - min(steps)
