@@ -149,8 +149,7 @@ class _Rolling:
         for node in self.graph.nodes:
             if node.op is not RECURRENT and node not in members:
                 needs[node] = {members[e.node][0] if e.node in members else e.node for e in node.edges}
-        found = TopologicalSorter({unit: own & needs.keys() for unit, own in needs.items()}).static_order()
-        return found
+        return TopologicalSorter({unit: own & needs.keys() for unit, own in needs.items()}).static_order()
 
     def put(self, n: int) -> None:
         """Make the node of a row, and let it stand for all of its nodes."""
