@@ -139,3 +139,13 @@ def test_iterations_that_take_long_are_not_made_one() -> None:
     run = parallel(prog, {T: 128})
     (loop,) = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and len(tree.steps) > 1]
     assert run._machine.lowering.iterated.unrolled(loop, run.storage.stores) < 4
+
+
+def test_keys_of_random_numbers_are_arrays_of_their_own() -> None:
+    """Newer versions of XLA do not come back from rows whose keys are computed element by element."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        prog.output("drawn", tp.random.bits(domain=(t, s)))
+    # The operation's number, t and s.
+    assert text(parallel(prog, {T: 2, S: 4})).count("stablehlo.optimization_barrier") == 3

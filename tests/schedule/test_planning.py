@@ -213,3 +213,25 @@ def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
     path.write_text("not JSON")
     with pytest.raises(tp.errors.ProgramError, match="is not a plan"):
         prog.compile({T: 8}, "numpy", plan=path)
+
+
+@pytest.mark.parametrize(("memory", "looks"), [(10**12, False), (10**5, True)])
+def test_what_xla_takes_is_looked_at_where_stores_come_near_the_devices_memory(
+    monkeypatch: pytest.MonkeyPatch, memory: int, looks: bool
+) -> None:
+    """Without a promise, too: there is no more than that."""
+    asked = []
+    monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: memory)
+    monkeypatch.setattr("tempo.backends.jax.machine.JaxMachine.memory", lambda _: asked.append(True) or {})
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 100, domain=t)
+        prog.output("y", tp.sin(x))
+    prog.compile({T: 100})
+    assert bool(asked) == looks
+
+
+@pytest.mark.parametrize("name", ["recompute", "roll"])
+def test_plans_say_yes_or_no(name: str) -> None:
+    with pytest.raises(tp.errors.ProgramError, match="neither True nor False"):
+        tp.Plan.of({name: "yes"})

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tempo.testing.workers import Lost, calls
 
 
@@ -28,8 +30,9 @@ def test_a_call_that_crashes_is_lost_and_the_others_are_not() -> None:
     assert found == {n: lost.get(n, 10 * n) for n in range(8)}
 
 
-def test_a_call_that_takes_too_long_is_lost() -> None:
+def test_a_call_that_takes_too_long_is_lost_and_says_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     assert dict(calls(sleep, range(3), jobs=1, seconds=5)) == {0: 0, 1: Lost("it took more than 5 seconds"), 2: 2}
+    assert " in sleep" in capfd.readouterr().err
 
 
 def test_no_tasks() -> None:

@@ -43,6 +43,11 @@ class Plan:
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
+    def __post_init__(self) -> None:
+        for name, value in (("recompute", self.recompute), ("roll", self.roll)):
+            if not isinstance(value, bool):
+                raise ProgramError(f"{name} = {value!r}: neither True nor False")
+
     def __str__(self) -> str:
         lines = [f"{name}: {_show(name, value)}" for name, value in self.settings().items() if value]
         return "\n".join([*(lines or ["everything at once that can be"]), *map(str, self.decisions)])
