@@ -24,8 +24,8 @@ from tempo.testing.recipe import Dim, Recipe
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.stops import is_well_formed, with_bound
 from tempo.testing.strategies import programs
-from tempo.testing.syntax import Draw, Input, Let, Output, Read, Type
-from tempo.testing.terms import Number, Point
+from tempo.testing.syntax import Case, Draw, Input, Let, Output, Read, Recurrent, Type
+from tempo.testing.terms import Number, Point, Symbol
 
 SLOW = settings(
     max_examples=100,
@@ -272,5 +272,19 @@ def test_a_dim_does_not_stop_before_a_step_that_a_draw_reads() -> None:
     drawn = Let("r", Type((), (), "int32"), Draw("categorical", (second,), (), "int32"))
     statements = Input("x", Type(("t",), (3,), "float32"), 0), drawn, Output("r", Read("r", (), ()))
     recipe = Recipe((Dim("t", 2),), statements)
+    assert is_well_formed(recipe)
+    assert not is_well_formed(with_bound(recipe, "t", 1))
+
+
+def test_a_dim_does_not_stop_before_a_step_that_a_case_nobody_needs_reads() -> None:
+    first, second = (Read("x", ("t",), (Point(Number(n)),)) for n in (0, 1))
+    statements = (
+        Input("x", Type(("t",), (), "float32"), 0),
+        Recurrent("a", Type(("s",), (), "float32")),
+        Case("a", (Number(0),), second),
+        Case("a", (Symbol("s"),), first),
+        Output("a1", Read("a", ("s",), (Point(Number(1)),))),
+    )
+    recipe = Recipe((Dim("s", 2), Dim("t", 2)), statements)
     assert is_well_formed(recipe)
     assert not is_well_formed(with_bound(recipe, "t", 1))

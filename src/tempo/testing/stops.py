@@ -30,6 +30,8 @@ from tempo.testing.syntax import (
     Literal,
     Output,
     Read,
+    Recurrent,
+    State,
     Statement,
     Stop,
     Type,
@@ -85,12 +87,16 @@ def with_bound(recipe: Recipe, dim: str, number: int) -> Recipe:
 
 
 def is_well_formed(recipe: Recipe) -> bool:
-    """Whether every result can be computed from what is defined."""
+    """Whether every result, and every case wherever it applies, can be computed from what is defined."""
     meaning = Meaning(recipe, inputs_of(recipe), {})
     try:
         # Of what only a run can tell any values will do.
         meaning.known = {name: unknown(meaning, name) for name in opaque(recipe)}
         for s in recipe.statements:
+            if isinstance(s, Recurrent | State):
+                # The language looks at all that is defined, whether anybody needs it or not.
+                for point in meaning.defined(s.name) or ():
+                    meaning.value(s.name, point)
             if isinstance(s, Let) and isinstance(s.value, Draw):
                 for place in places(recipe.dims, s.type.domain):
                     for argument in s.value.arguments:
