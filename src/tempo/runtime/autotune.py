@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tempo.errors import ProgramError
 from tempo.graph.fingerprint import digest, fingerprint
 from tempo.passes.rolling import roll
-from tempo.runtime.executable import Executable
+from tempo.runtime.executable import Executable, on_gpu
 from tempo.schedule.plan import Plan
 from tempo.schedule.planning import Planner
 
@@ -42,7 +42,7 @@ def autotune(
     if place.exists():
         return Plan.load(place)
     seconds = [(_seconds(first, inputs), first.plan)]
-    for plan in _candidates(first):
+    for plan in _candidates(first, on_gpu(backend, device)):
         try:
             run = Executable(prog.graph, bounds, backend, device, plan=plan, memory=memory)
         except (ProgramError, MemoryError):
@@ -54,13 +54,15 @@ def autotune(
     return best
 
 
-def _candidates(first: Executable) -> Iterator[Plan]:
+def _candidates(first: Executable, gpu: bool) -> Iterator[Plan]:
     """Blocks of a quarter and of a sixteenth of all steps, of each dim that has a loop and of all of them; what is
-    repeated in a loop."""
+    repeated in a loop; no loop as a kernel."""
     if roll(first.graph)[1]:
         yield Plan(roll=True)
     planner = Planner(first.graph, first.numbers, Plan())
     looped = [name for name in planner.dims() if planner.depth(name)]
+    if looped and gpu:
+        yield Plan(kernels=False)
     steps = {d.name: d.bound.evaluate(first.numbers) for d in first.graph.dims if d.name in looped}
     outer, *inner = sorted(looped, key=planner.depth, reverse=True) or [""]
     for part in (4, 16):

@@ -135,6 +135,7 @@ class Compilation:
             self.script,
             request.device,
             request.parallel,
+            request.wanted.kernels,
             self.library,
         )
 

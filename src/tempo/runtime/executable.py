@@ -24,7 +24,7 @@ from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
 from tempo.schedule.planning import bytes_of, free_memory
-from tempo.schedule.script import Script
+from tempo.schedule.script import Chunks, Script
 from tempo.schedule.storage import Storage
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Executable:
         self.seconds = Seconds()
         self.numbers = check_bounds(graph, bounds)
         if parallel is None:
-            parallel = _on_gpu(backend, device)
+            parallel = on_gpu(backend, device)
         goal, wanted = wanted_plan(plan)
         # What is wrong with it is wrong with what the user wrote.
         wanted.sizes(graph)
@@ -82,6 +82,7 @@ class Executable:
         else:
             _ = self._compilation
         self._latest: Run | None = None
+        self._counts: dict[Chunks, int] = {}
         self._over = False
         self._loaded: Checkpoint | None = None
 
@@ -167,7 +168,7 @@ class Executable:
             arrays = self._arrays(self.seed if seed is None else seed, inputs)
             self._latest, self._over = None, True
             return self.result(self._whole.run(arrays), ())
-        run = self._start(seed, inputs)
+        run = self._start(seed, inputs, self._counts)
         with run.held_back.watched:
             while run.advance():
                 pass
@@ -181,7 +182,7 @@ class Executable:
         A record has the ``name`` of what was emitted, the ``point`` and the ``value``. When the iteration is over, the
         stream's ``result`` has the outputs. ``progress`` shows a bar.
         """
-        run = self._start(seed, inputs)
+        run = self._start(seed, inputs, {})  # whoever streams wants the first records soon
         bar = None
         if progress:
             from tempo.runtime.progress import ProgressBar
@@ -208,7 +209,7 @@ class Executable:
         that of the run."""
         self._loaded = self._checkpoints.load(path)
 
-    def _start(self, seed: int | None, inputs: Mapping[str, Any]) -> Run:
+    def _start(self, seed: int | None, inputs: Mapping[str, Any], counts: dict[Chunks, int]) -> Run:
         loaded = self._loaded
         if loaded is not None and seed not in (None, loaded.seed):
             raise CheckpointError(
@@ -218,10 +219,10 @@ class Executable:
         arrays = self._arrays(used, inputs)
         self._latest = None  # its stores make room for the new ones
         if loaded is None:
-            run = Run(self._script, self._worker(arrays, None), int(used))
+            run = Run(self._script, self._worker(arrays, None), int(used), counts=counts)
         else:
             worker = self._worker(arrays, loaded.kept)
-            run = Run(self._script, worker, loaded.seed, loaded.position, loaded.records)
+            run = Run(self._script, worker, loaded.seed, loaded.position, loaded.records, counts)
         self._latest, self._loaded = run, None
         return run
 
@@ -269,7 +270,8 @@ class Executable:
             ("stores", str(self.storage)),
         ]
         if self.backend == "jax":
-            sections.append(("XLA programs", (self._whole or self._machine).describe()))
+            programs = (self._whole or self._machine).describe()
+            sections.append(("XLA programs", "\n".join([programs, *self._machine.loops()])))
         sections.append(("seconds", ", ".join(f"{phase} {s:.3f}" for phase, s in self.seconds.items())))
         return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
 
@@ -317,7 +319,7 @@ class Emitted(NamedTuple):
     value: np.ndarray[Any, Any]
 
 
-def _on_gpu(backend: str, device: str | None) -> bool:
+def on_gpu(backend: str, device: str | None) -> bool:
     """Whether a program will run where many steps at once take no longer than one."""
     if backend != "jax":
         return False

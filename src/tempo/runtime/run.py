@@ -54,15 +54,23 @@ class Run:
     """
 
     def __init__(
-        self, script: Script, worker: Worker, seed: int, position: Position = START, pending: Records = ()
+        self,
+        script: Script,
+        worker: Worker,
+        seed: int,
+        position: Position = START,
+        pending: Records = (),
+        counts: dict[Chunks, int] | None = None,
     ) -> None:
+        """``counts`` has how many iterations of a loop take neither too short nor too long a time, as far as it is
+        known; what this run finds is added."""
         self.script = script
         self.worker = worker
         self.seed = seed
         self.position = position if script.items else END
         self.pending = deque(pending)
         self.broken = False
-        self.counts: dict[Chunks, int] = {}
+        self.counts = {} if counts is None else counts
         self.held_back = HeldBack()
 
     def advance(self) -> bool:
@@ -130,7 +138,8 @@ class Run:
         records = list(self.worker.chunk(item, at, steps))
         seconds = time.perf_counter() - start
         if seconds < SHORT_SECONDS:
-            self.counts[item] = min(2 * len(steps), item.most)
+            # The last chunk of a loop may be a short one.
+            self.counts[item] = min(max(2 * len(steps), self.counts.get(item, 1)), item.most)
         elif seconds > LONG_SECONDS:
             self.counts[item] = max(len(steps) // 2, 1)
         return records

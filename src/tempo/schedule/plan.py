@@ -31,6 +31,9 @@ class Plan:
     ``0:t + 1`` are there at once where the range is reduced; all of them where nothing is said. ``roll``: whether parts
     of a program that do the same one after the other, such as layers written with a Python loop, become one that is
     compiled once, with a loop over them. What each of them is given, weights above all, is copied into one array.
+    ``kernels``: whether loops over steps of rows that do not need each other, such as those of many environments, are a
+    kernel each on a GPU: where that is faster, if nothing is said; with False none are, with True all that can be.
+    Without a GPU they are interpreted then, which is slow: that is for tests.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Plan:
     recompute: bool = False
     tiles: Mapping[str, int] = field(default_factory=dict)
     roll: bool = False
+    kernels: bool | None = None
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
@@ -47,9 +51,12 @@ class Plan:
         for name, value in (("recompute", self.recompute), ("roll", self.roll)):
             if not isinstance(value, bool):
                 raise ProgramError(f"{name} = {value!r}: neither True nor False")
+        if self.kernels not in (None, True, False) or isinstance(self.kernels, int) != isinstance(self.kernels, bool):
+            raise ProgramError(f"kernels = {self.kernels!r}: neither True nor False nor None")
 
     def __str__(self) -> str:
-        lines = [f"{name}: {_show(name, value)}" for name, value in self.settings().items() if value]
+        said = {name: value for name, value in self.settings().items() if value or (name, value) == ("kernels", False)}
+        lines = [f"{name}: {_show(name, value)}" for name, value in said.items()]
         return "\n".join([*(lines or ["everything at once that can be"]), *map(str, self.decisions)])
 
     def settings(self) -> dict[str, Any]:
@@ -188,7 +195,8 @@ def _check_name(what: str, name: str, graph: Graph) -> None:
 
 def _show(name: str, value: Any) -> str:
     if isinstance(value, bool):
-        return {"recompute": "what takes fewer bytes", "roll": "what is repeated"}[name]
+        kernels = "all loops that can be" if value else "of parts of loops only"
+        return {"recompute": "what takes fewer bytes", "roll": "what is repeated", "kernels": kernels}[name]
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {size}" for name, size in value.items())
     return ", ".join(map(str, value))

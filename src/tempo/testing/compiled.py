@@ -84,7 +84,8 @@ def planned(graph: Graph, bounds: Mapping[Any, int], backend: str, choices: Choi
     if choices.boolean(0.5):
         return Executable(graph, bounds, backend, plan=random_plan(graph, bounds, choices), **options)
     if choices.boolean(0.7):
-        return Executable(graph, bounds, backend, **options)
+        plan = Plan(kernels=True) if choices.boolean(0.3) else None
+        return Executable(graph, bounds, backend, plan=plan, **options)
     try:
         return Executable(graph, bounds, backend, memory=2 ** choices.integer(4, 12), **options)
     except BudgetError as error:
@@ -111,7 +112,7 @@ def reduced(graph: Graph, numbers: Mapping[Any, int], expected: Result) -> tuple
 
 def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Plan:
     """Blocks, buckets and tiles of some of a program's dims; some others unrolled; some stores, or all, in host
-    memory; what is repeated rolled, or not."""
+    memory; what is repeated rolled, or not; loops as kernels, or not."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
     unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
@@ -129,7 +130,8 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
         for d in graph.dims
         if d.origin is d and choices.boolean(0.8)
     }
-    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles, choices.boolean(0.4))
+    rolled, kernels = choices.boolean(0.4), choices.boolean(0.4)
+    return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles, rolled, kernels)
 
 
 def tolerance(graph: Graph, edge: Edge) -> float:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tempo.backends.jax import apart
+from tempo.backends.jax import apart, rows
 from tempo.backends.jax.circles import Caches, Circle, Slots, circle
 from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
@@ -83,6 +83,7 @@ class Lowering:
         storage: Storage,
         numbers: Mapping[Any, int],
         parallel: bool = False,
+        kernels: rows.Kernels | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -91,6 +92,9 @@ class Lowering:
         self.limits = dict(numbers)
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.parallel = parallel
+        self.kernels = kernels
+        self.notes: dict[str, str] = {}
+        """Which loops were made kernels, and why others were not."""
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.settled = Settled(graph, schedule, self.stopping)
@@ -211,9 +215,9 @@ class Lowering:
         def several(k: Array, carry: Any, number: int) -> Any:
             """As many iterations as one; what none of them reads in a store is put there for all of them at once."""
             arrays, before = carry
-            inner: State = {**state, _UNSTORED: unstored.union(late)}
+            written: dict[Node, list[Array]] = {node: [] for node in late if number > 1}
+            inner: State = {**state, _UNSTORED: unstored.union(written)}
             put(inner, arrays)
-            written: dict[Node, list[Array]] = {node: [] for node in late}
             for n in range(number):
                 here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
                 for registers, values in zip(remembered, before, strict=True):
@@ -253,7 +257,7 @@ class Lowering:
         start = (taken(state), before)
         made: Any = count
         if tree.until is None:
-            arrays, values = _repeated(count, several, start, unroll)
+            arrays, values = self.as_kernel(tree, several, start, count) or _repeated(count, several, start, unroll)
         else:
             position = carried.index(self.stopping[tree.until].bound)
             beyond = self.schedule.beyond[tree.until]
@@ -271,6 +275,19 @@ class Lowering:
                 for n, array in reversed(list(enumerate(kept))):
                     block = self.block(registers.node, state, earlier(first + stride * (made - 1), n))
                     self.write(registers.node, Value(array, block.dims), state, block)
+
+    def as_kernel(self, tree: Loop, several: Callable[[Any, Any, int], Any], start: Any, count: Any) -> Any:
+        """What a loop makes of ``start`` as one kernel; None if it is not for one."""
+        if self.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
+            return None
+        loop = f"loop over {tree.dim}, {tree.start} to {tree.stop - 1}"
+        try:
+            found = rows.iterate(lambda k, carry: several(k, carry, 1), start, count, self.kernels)
+        except rows.NotRowsError as reason:
+            self.notes[loop] = f"of several kernels: {reason}"
+            return None
+        self.notes[loop] = "one kernel"
+        return found
 
     def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:
         """Which arrays of a node's store a loop may change that is at these steps of the loops around it; None for a

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from tempo.backends.jax import rows
 from tempo.backends.jax.building import Building
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.library import Library, traceable
@@ -46,9 +47,11 @@ class JaxMachine(Place):
         script: Script,
         device: str | None,
         parallel: bool,
+        kernels: bool | None = None,
         library: Library | None = None,
     ) -> None:
-        """``source`` is the graph as the user wrote it; what is compiled goes through the ``library``."""
+        """``source`` is the graph as the user wrote it; what is compiled goes through the ``library``. ``kernels``:
+        whether loops become kernels of their own, all that can or none; without it, those that are faster then."""
         self.calls = any(node.op is HOST for node in graph.nodes)
         if self.calls:
             _compute_at_once()
@@ -63,7 +66,10 @@ class JaxMachine(Place):
         }
         wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
         super().__init__(find_device(device), wide, inputs, {n.attributes["input"] for n in hosted if n.op is INPUT})
-        self.lowering = Lowering(graph, schedule, storage, numbers, parallel)
+        gpu = self.device.platform == "gpu"
+        wanted = gpu if kernels is None else kernels
+        chosen = rows.Kernels(all=kernels is True, interpreted=not gpu) if wanted else None
+        self.lowering = Lowering(graph, schedule, storage, numbers, parallel, chosen)
         self.runs_whole = not (graph.emits or hosted or self.calls)
         with self.settings():
             self.parts = Parts(self.lowering, script)
@@ -99,6 +105,10 @@ class JaxMachine(Place):
             return "one for every part between host calls and values that are handed out or fetched, compiled when run"
         bytes_ = ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
         return f"{len(self.parts.compiled)} programs, run one after the other, bytes: {bytes_}"
+
+    def loops(self) -> list[str]:
+        """Which loops were made kernels of their own, as far as they were compiled here."""
+        return [f"{loop}: {note}" for loop, note in self.lowering.notes.items()]
 
     @cached_property
     def footprint(self) -> Footprint:

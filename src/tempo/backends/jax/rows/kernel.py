@@ -1,0 +1,248 @@
+"""A loop as one kernel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from tempo.backends.jax.padded import outline
+from tempo.backends.jax.rows.axes import REDUCTIONS, rows_of
+from tempo.backends.jax.rows.blocks import (
+    LEAST,
+    THREE_PRODUCTS,
+    Block,
+    Blocks,
+    Rows,
+    View,
+    is_matrices,
+    keeps_rest_behind,
+    padded,
+    products_of,
+)
+from tempo.backends.jax.rows.steps import Body, NotRowsError, Number, Step, Var, flattened
+
+Array = Any
+
+MOST_VALUES = 2**13
+"""More of them do not fit into the registers of a program."""
+MOST_KEPT = 2**14
+"""As many are kept there from iteration to iteration; what is left is read again from a cache."""
+MOST_BYTES = 2**20
+"""What every program reads in every iteration, from a cache that all of them share."""
+WARPS = 4
+PROGRAMS = 132
+"""As many as an H200 has multiprocessors."""
+
+# Microseconds, measured on an H200: in kernels of their own, and in that of a loop.
+OWN_PRODUCT, OWN_REDUCTION, OWN_REST = 2.4, 1.0, 1.5
+ITERATION, REDUCTION, FUNCTION, PRODUCTS, SMALL_PRODUCTS = 1.5, 0.2, 2e-4, 1.2e-5, 3e-4
+_SLOW = "tanh exp exp2 expm1 log log1p logistic pow sin cos tan rsqrt sqrt div rem cbrt"
+FUNCTIONS = frozenset(_SLOW.split())
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which loops are made kernels: those that are faster then, or ``all`` that can be. Without a GPU they are
+    ``interpreted``, which is for tests."""
+
+    all: bool = False
+    interpreted: bool = False
+
+
+def iterate(body: Any, start: Any, count: Any, kernels: Kernels) -> Any:
+    """What ``count`` iterations of ``body``, from ``(number, carried)`` to ``carried``, make of ``start``.
+
+    Raises ``NotRowsError`` if that is not for a kernel of its own.
+    """
+    flat = flattened(body, start)
+    loop = _Loop(flat, *rows_of(flat))
+    loop.check()
+    if not kernels.all:
+        loop.check_time()
+    leaves, form = jax.tree.flatten(start)
+    return jax.tree.unflatten(form, loop.run(leaves, count, kernels.interpreted))
+
+
+class _Loop:
+    def __init__(self, body: Body, count: int, axes: Mapping[Var, int]) -> None:
+        self.body = body
+        steps = {step.output: step for step in body.steps}
+        pairs = list(zip(body.carried, body.results, strict=True))
+        self.written = [n for n, (var, result) in enumerate(pairs) if _is_written(var, steps.get(result))]
+        """What is written into, one part in each iteration; everything else goes from iteration to iteration."""
+        self.handed_on = [n for n in range(len(pairs)) if n not in self.written]
+        self.products = [step for step in body.steps if step.name == "dot_general"]
+        whole = Rows(axes, max(count, LEAST), max(count, LEAST))
+        # Many programs with few rows each, but enough for matrix units, or for the threads of a program.
+        large = any(is_matrices(step, *map(whole.shape, step.inputs)) for step in self.products)
+        self.rows = Rows(axes, count, LEAST if large else min(32, 1 << (count // PROGRAMS).bit_length()))
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Find out what is read when: arrays that are the same in all iterations before the first one, parts of others
+        an iteration before they are needed."""
+        body = self.body
+        self.in_memory = {var for var in body.constants if var.shape}
+        early = {body.number, *body.constants}
+        self.addresses: list[Step] = []
+        for step in body.steps:
+            if step.name in ("dynamic_slice", "squeeze") and step.inputs[0] in self.in_memory:
+                self.in_memory.add(step.output)
+            elif step.output.shape:
+                continue
+            if all(var in early or isinstance(var, Number) for var in step.inputs):
+                early.add(step.output)
+                self.addresses.append(step)
+        computing = [step for step in body.steps if step.output not in self.in_memory]
+        results = [body.results[n] for n in self.handed_on]
+        given = [*results, *(var for step in computing for var in step.inputs)]
+        self.read = [var for var in dict.fromkeys(given) if var in self.in_memory]
+        self.fetched = [var for var in self.read if var not in body.constants and var in early]
+        self.kept: list[Var] = []
+        room = MOST_KEPT
+        for var in self.read:
+            size = math.prod(padded(self.rows.shape(var)))
+            if var in body.constants and size <= room:
+                self.kept.append(var)
+                room -= size
+
+    # -- what is refused -----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise unless all steps are among what a kernel does well."""
+        body = self.body
+        stores = {body.carried[n] for n in self.written} | {body.results[n] for n in self.written}
+        for step in body.steps:
+            if step.output in self.in_memory:
+                continue
+            if step.name == "dynamic_slice":
+                raise NotRowsError("a part of something that is not in memory is taken")
+            update = step.name == "dynamic_update_slice"
+            if update and step.output not in stores:
+                raise NotRowsError("an array that is not handed on is changed")
+            if any(var in stores for var in (step.inputs[1:] if update else step.inputs)):
+                raise NotRowsError("what was written is read again")
+            if not update:
+                self.check_sizes(step)
+        if any(body.results[n] in stores for n in self.handed_on):
+            raise NotRowsError("what was written is handed on twice")
+        if any(0 in var.shape or math.prod(var.shape) >= 2**31 for var in (*body.carried, *body.constants)):
+            raise NotRowsError("an array is empty, or too long")
+        if sum(math.prod(v.shape) * v.dtype.itemsize for v in self.read if v not in self.rows.axes) > MOST_BYTES:
+            raise NotRowsError("there is more to read in every iteration than is near")
+
+    def check_sizes(self, step: Step) -> None:
+        name, given, shape = step.name, [self.rows.shape(var) for var in step.inputs], self.rows.shape(step.output)
+        sizes = [math.prod(padded(one)) for one in (shape, *given)]
+        if name == "dot_general":
+            sizes = [sizes[0], 0 if is_matrices(step, *given) else products_of(step, self.rows) // 4]
+        if max(sizes) > MOST_VALUES:
+            raise NotRowsError("there is more than fits into registers")
+        if name in ("reshape", "squeeze") and not keeps_rest_behind(given[0], shape):
+            raise NotRowsError("an array is reshaped that is padded in between")
+        if name == "slice":
+            strided = set(step.params["strides"] or ()) - {1}
+            if strided or any(a != b and b != 1 for a, b in zip(given[0], shape, strict=True)):
+                raise NotRowsError("more than one position is cut out")
+        if name == "concatenate" and any(one[step.params["dimension"]] != 1 for one in given):
+            raise NotRowsError("long arrays are joined")
+        if name in ("argmax", "argmin") and len(step.params["axes"]) != 1:
+            raise NotRowsError("positions along several axes are looked for")
+
+    def check_time(self) -> None:
+        """Raise if kernels of their own for the products and sums of an iteration take no longer."""
+        rows, steps = self.rows, self.body.steps
+        reductions = sum(step.name in REDUCTIONS for step in steps)
+        own = OWN_PRODUCT * len(self.products) + OWN_REDUCTION * reductions + OWN_REST
+        inside = ITERATION + REDUCTION * reductions
+        for step in self.products:
+            large = is_matrices(step, *map(rows.shape, step.inputs))
+            inside += products_of(step, rows) * (PRODUCTS if large else SMALL_PRODUCTS)
+        inside += FUNCTION * sum(math.prod(padded(rows.shape(s.output))) for s in steps if s.name in FUNCTIONS)
+        waves = math.ceil(rows.count / rows.each / PROGRAMS)
+        if inside * waves >= own:
+            raise NotRowsError(f"it would take {inside * waves:.1f} us an iteration, not {own:.1f}")
+
+    # -- the kernel ----------------------------------------------------------------------------------------------
+
+    def run(self, start: list[Array], count: Any, interpret: bool) -> list[Array]:
+        body = self.body
+        given = [jnp.asarray(count, jnp.int32), *body.constants.values(), *start]
+        wide = [jnp.reshape(array, (1,)) if jnp.ndim(array) == 0 else jnp.asarray(array) for array in given]
+        first = 1 + len(body.constants)
+        # A program that has not begun must not find what another one has made.
+        own = [n for n, var in enumerate(body.carried) if n in self.written or var in self.rows.axes]
+        results = pl.pallas_call(
+            functools.partial(self.kernel, precision=lax.Precision.HIGHEST if interpret else THREE_PRODUCTS),
+            out_shape=[outline(array.shape, array.dtype) for array in wide[first:]],
+            grid=(pl.cdiv(self.rows.count, self.rows.each),),
+            input_output_aliases={first + n: n for n in own},
+            compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
+            interpret=interpret,
+            name="loop",
+        )(*wide)
+        return [array.reshape(var.shape) for array, var in zip(results, body.carried, strict=True)]
+
+    def kernel(self, count: Any, *refs: Any, precision: Any) -> None:
+        """One program."""
+        body, number = self.body, len(self.body.carried)
+        constants, initial, results = refs[: -2 * number], refs[-2 * number : -number], refs[-number:]
+        first = pl.program_id(0) * self.rows.each
+        outside = Blocks(self.rows, first, precision, {})
+        for var, ref in zip(body.constants, constants, strict=True):
+            outside.values[var] = _whole(outside, var, ref)
+        for var in self.kept:
+            outside.values[var] = outside[var]
+
+        def fetch(number: Array) -> tuple[Array, ...]:
+            """Begin to read what an iteration needs."""
+            blocks = Blocks(self.rows, first, precision, {**outside.values, body.number: Block(number, ())})
+            for step in self.addresses:
+                blocks.run(step)
+            return tuple(blocks[var].array for var in self.fetched)
+
+        def iteration(number: Array, carry: tuple[tuple[Array, ...], tuple[Array, ...]]) -> Any:
+            # It takes about as long as an iteration until what is read is there.
+            following = fetch(number + 1)
+            own = [*(body.carried[n] for n in self.handed_on), *self.fetched]
+            arrays = zip(own, (*carry[0], *carry[1]), strict=True)
+            values = {var: Block(array, self.rows.shape(var)) for var, array in arrays}
+            blocks = Blocks(self.rows, first, precision, {**outside.values, body.number: Block(number, ()), **values})
+            for n in self.written:
+                blocks.values[body.carried[n]] = blocks.view(body.carried[n], results[n])
+            for step in body.steps:
+                if step.output not in blocks.values:
+                    blocks.run(step)
+            return tuple(blocks[body.results[n]].array for n in self.handed_on), following
+
+        start = tuple(_read(outside, body.carried[n], initial[n]) for n in self.handed_on)
+        final, _ = lax.fori_loop(jnp.int32(0), count[0], iteration, (start, fetch(jnp.int32(0))))
+        for n, array in zip(self.handed_on, final, strict=True):
+            var = body.carried[n]
+            if var.shape:
+                outside.view(var, results[n]).write(Block(array, self.rows.shape(var)))
+            else:
+                results[n][0] = array
+
+
+def _is_written(var: Var, step: Step | None) -> bool:
+    return step is not None and step.name == "dynamic_update_slice" and step.inputs[0] is var
+
+
+def _whole(blocks: Blocks, var: Var, ref: Any) -> Block | View:
+    """All of an array in memory, of which single numbers are read at once."""
+    return blocks.view(var, ref) if var.shape else Block(ref[0], ())
+
+
+def _read(blocks: Blocks, var: Var, ref: Any) -> Array:
+    found = _whole(blocks, var, ref)
+    return found.read().array if isinstance(found, View) else found.array

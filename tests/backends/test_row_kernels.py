@@ -1,0 +1,246 @@
+"""Loops over independent rows as kernels, interpreted, against the same loops as JAX runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tempo as tp
+from tempo import rl
+from tempo.backends.jax.rows import Kernels, NotRowsError, iterate
+from tempo.backends.jax.rows.axes import groups, rows_of
+from tempo.backends.jax.rows.blocks import keeps_rest_behind
+from tempo.backends.jax.rows.steps import flattened
+from tempo.errors import ProgramError
+
+Array = Any
+Body = Callable[[Array, Any], Any]
+HERE = Kernels(all=True, interpreted=True)
+STEPS = 6
+
+
+def data(*shape: int, seed: int = 0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
+
+
+def check(body: Body, start: Any, count: int = STEPS) -> Any:
+    """Raise unless a kernel makes of ``start`` what a loop does."""
+    found = jax.jit(lambda start, count: iterate(body, start, count, HERE))(start, count)
+    expected = lax.fori_loop(0, count, lambda k, carry: body(k.astype(jnp.int32), carry), start)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    return found
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 40, 300])
+def test_a_policy_that_acts(rows: int) -> None:
+    first, second, draws = data(32, 20), data(3, 32, seed=1), data(STEPS, rows, 3, seed=2)
+
+    def body(k: Array, carry: Any) -> Any:
+        actions, seen, x = carry
+        hidden = jnp.tanh(lax.dot_general(x, first, (((1,), (1,)), ((), ()))))
+        logits = jax.nn.log_softmax(hidden @ second.T)
+        action = jnp.argmax(logits + lax.dynamic_index_in_dim(draws, k, 0, keepdims=False), 1)
+        actions = lax.dynamic_update_slice(actions, action[:, None].astype(jnp.int32), (0, k))
+        seen = lax.dynamic_update_slice(seen, x[:, None], (0, k, 0))
+        return actions, seen, 0.9 * x + 0.1 * action[:, None]
+
+    start = jnp.zeros((rows, STEPS), jnp.int32), jnp.zeros((rows, STEPS, 20)), data(rows, 20, seed=3)
+    check(body, start)
+
+
+def test_what_is_not_written_stays() -> None:
+    def body(k: Array, carry: Any) -> Any:
+        kept, x = carry
+        return lax.dynamic_update_slice(kept, x[:, None], (0, 2 * k)), x + 1
+
+    kept, _ = check(body, (data(8, 12), data(8)))
+    np.testing.assert_array_equal(kept[:, 1::2], data(8, 12)[:, 1::2])
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_iterations(count: int) -> None:
+    check(lambda k, x: x * 0.5 + jnp.mean(x, 1, keepdims=True) + k, data(6, 5), count)
+
+
+OF_ROWS: dict[str, Callable[[Array], Array]] = {
+    "sums of padded axes": lambda x: x + x.sum((1, 2))[:, None, None],
+    "extremes of padded axes": lambda x: x - 0.5 * x.max((1, 2), keepdims=True) + 0.1 * x.min(2, keepdims=True),
+    "truths": lambda x: x + (x > 0).all(2)[..., None] - (x > 0.5).any(1)[:, None],
+    "positions": lambda x: x + 0.1 * x.argmax(2)[..., None] - 0.1 * x.argmin(1)[:, None],
+    "axes in another order": lambda x: jnp.transpose(jnp.transpose(x, (0, 2, 1)) * jnp.arange(3.0), (0, 2, 1)) + 1,
+    "one position": lambda x: x * 0.5 + x[:, 1:2] - x[:, :, 4:5],
+    "positions put together": lambda x: jnp.stack([x[:, n, :] * n for n in range(3)], 1) + 1,
+    "products within a row": lambda x: 0.1 * jnp.einsum("bij,bkj->bik", x, x) @ data(3, 5) + x,
+    "numbers of rows": lambda x: x + jnp.arange(x.shape[0])[:, None, None],
+    "clipped": lambda x: jnp.clip(x * 2, -0.5, 0.75),
+    "bits": lambda x: x + (lax.bitcast_convert_type(x, jnp.uint32) >> 28 & 3).astype(jnp.float32),
+}
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("rows", [4, 7])
+def test_of_rows(name: str, rows: int) -> None:
+    check(lambda _, x: OF_ROWS[name](x), data(rows, 3, 5), 3)
+
+
+def test_axes_that_are_padded_behind_all_else_become_one() -> None:
+    weights = data(48, 48)
+    check(lambda _, x: (x.reshape(4, 48) @ weights).reshape(4, 3, 4, 4) * 0.1, data(4, 3, 4, 4), 2)
+
+
+def test_first_of_equal_values_and_what_is_no_number() -> None:
+    x = jnp.asarray([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [0.0, np.nan, 5.0], [np.inf, -1.0, 3.0]])
+
+    def body(k: Array, carry: Any) -> Any:
+        return carry[0], carry[0].argmax(1), (-carry[0]).argmin(1)
+
+    _, most, least = iterate(body, (x, jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32)), 1, HERE)
+    assert most.tolist() == [1, 0, 1, 0]
+    assert least.tolist() == [1, 0, 1, 0]
+
+
+def test_what_all_rows_share_goes_from_iteration_to_iteration() -> None:
+    def body(k: Array, carry: Any) -> Any:
+        x, rate, table = carry
+        return x * rate + table.sum(), rate * 0.5, table + rate
+
+    check(body, (data(5, 3), jnp.float32(0.9), data(4)))
+
+
+def test_in_64_bits() -> None:
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).uniform(-1, 1, (STEPS, 5, 3))
+
+        def body(k: Array, carry: Any) -> Any:
+            kept, h = carry
+            h = jnp.tanh(h + lax.dynamic_index_in_dim(jnp.asarray(x), k, 0, keepdims=False).sum(1, keepdims=True))
+            return lax.dynamic_update_slice(kept, h[:, None], (jnp.int32(0), k, jnp.int32(0))), h
+
+        check(body, (jnp.zeros((5, STEPS, 3)), jnp.zeros((5, 3))))
+
+
+def test_rows_in_the_middle() -> None:
+    check(lambda _, x: x + x.sum((0, 2), keepdims=True) * 0.1, data(3, 8, 2))
+
+
+def test_half_precision() -> None:
+    weights = data(16, 16).astype(jnp.bfloat16)
+    found = iterate(lambda _, x: jnp.tanh(x @ weights), data(8, 16).astype(jnp.bfloat16), 2, HERE)
+    expected = lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x @ weights), data(8, 16).astype(jnp.bfloat16))
+    np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=0.02)
+
+
+REFUSED: dict[str, tuple[Body, Any, str]] = {
+    "rows that need each other": (lambda _, x: x - x.mean(0), data(4), "no axis is one of rows"),
+    "rows that are mixed": (lambda _, x: data(4, 4) @ x, data(4), "no axis is one of rows"),
+    "what it does not know": (lambda _, x: jnp.sort(x, 1), data(4, 3), "sort|several results"),
+    "an inner loop": (lambda _, x: lax.fori_loop(0, 3, lambda _, y: y + 1, x), data(4), "not known|several results"),
+    "steps that were written": (
+        lambda k, s: lax.dynamic_update_slice(s, lax.dynamic_slice(s, (0, k), (4, 1)) + 1, (0, k + 1)),
+        data(4, 8),
+        "not in memory",
+    ),
+    "large values": (lambda _, x: x + 1, data(4, 2**14), "registers"),
+    "many weights": (
+        lambda k, x: sum((jnp.tanh(x @ data(64, 64, seed=n)) for n in range(80)), x),
+        data(4, 64),
+        "than is near",
+    ),
+    "padding in between": (lambda _, x: x.reshape(4, 15).reshape(4, 5, 3).reshape(4, 3, 5), data(4, 3, 5), "padded"),
+    "long pieces": (lambda _, x: jnp.concatenate([x[:, :2] * 2, x[:, 2:]], 1), data(4, 5), "cut out|joined"),
+    "nothing in it": (lambda _, x: x, data(4, 0), "no axis|empty"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    body, start, why = REFUSED[name]
+    with pytest.raises(NotRowsError, match=why):
+        iterate(body, start, STEPS, HERE)
+
+
+def test_only_where_it_is_faster() -> None:
+    small, large = data(64, 64), data(256, 1024)
+    worth = Kernels(interpreted=True)
+    iterate(lambda _, x: jnp.tanh(jnp.tanh(x @ small) @ small), data(64, 64), 1, worth)
+    with pytest.raises(NotRowsError, match="us an iteration"):
+        iterate(lambda _, x: jnp.tanh(x) + 1, data(64, 64), 1, worth)
+    with pytest.raises(NotRowsError, match=r"us an iteration|registers"):
+        iterate(lambda _, x: jnp.tanh(x @ large) @ large.T, data(64, 256), 1, worth)
+
+
+def test_the_axis_with_the_rows() -> None:
+    flat = flattened(lambda _, x: x + x.sum(1, keepdims=True), data(7, 5))
+    count, axes = rows_of(flat)
+    assert count == 7 and set(axes.values()) == {0}
+    assert axes[flat.carried[0]] == 0
+
+
+def test_groups_of_reshaped_axes() -> None:
+    assert groups((4, 3, 5), (4, 15)) == [([0], [0]), ([1, 2], [1])]
+    assert groups((1, 6), (2, 3, 1)) == [([1], [0, 1])]
+    assert keeps_rest_behind((4, 3, 4), (4, 12))
+    assert not keeps_rest_behind((4, 4, 3), (4, 12))
+
+
+# -- in programs -----------------------------------------------------------------------------------------------------
+
+
+def trained(plan: tp.Plan | None) -> tp.Executable:
+    env = rl.Synthetic((3, 4, 4), limit=7)
+    algorithm = rl.ppo(
+        env, rl.Policy(env, [16]), rl.Critic(env, [16]), iterations=2, count=6, steps=9, epochs=1, minibatches=1
+    )
+    return algorithm.program.compile(algorithm.bounds, plan=plan)
+
+
+def test_acting_in_one_kernel_is_acting() -> None:
+    run = trained(tp.Plan(kernels=True))
+    found, expected = run(), trained(None)()
+    for name, value in expected.outputs.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+    assert "loop over t, 0 to 8: one kernel" in run.explain()
+
+
+def test_a_cpu_gets_no_kernels() -> None:
+    assert "kernel" not in trained(None).explain().partition("-- XLA programs --")[2]
+
+
+def test_why_a_loop_is_no_kernel() -> None:
+    with tp.Program("mixed") as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", shape=(3,), domain=t)
+        x[0] = np.ones(3)
+        x[t + 1] = tp.tanh(x[t]) - tp.mean(x[t])
+        prog.output("x", x)
+    run = prog.compile({T: 5}, plan=tp.Plan(kernels=True))
+    run()
+    assert "of several kernels: no axis is one of rows" in run.explain()
+
+
+@pytest.mark.parametrize("value", [1, "yes", 0])
+def test_kernels_are_wanted_or_not(value: Any) -> None:
+    with pytest.raises(ProgramError, match="kernels = "):
+        tp.Plan(kernels=value)
+
+
+def test_a_plan_without_kernels_says_so() -> None:
+    assert "kernels: of parts of loops only" in str(tp.Plan(kernels=False))
+    assert "kernels" not in str(tp.Plan())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [16, 40, 512])
+def test_on_a_gpu(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "HERE", Kernels(all=True))
+    test_a_policy_that_acts(rows)
+    for name in OF_ROWS:
+        test_of_rows(name, rows)
