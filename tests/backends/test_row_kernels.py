@@ -241,6 +241,7 @@ def test_a_plan_without_kernels_says_so() -> None:
 @pytest.mark.parametrize("rows", [16, 40, 512])
 def test_on_a_gpu(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "HERE", Kernels(all=True))
-    test_a_policy_that_acts(rows)
-    for name in OF_ROWS:
-        test_of_rows(name, rows)
+    with jax.default_matmul_precision("highest"):
+        test_a_policy_that_acts(rows)
+        for name in OF_ROWS:
+            test_of_rows(name, rows)
