@@ -43,7 +43,8 @@ def test_attention_by_its_kernel(dtype: Any, window: int | None) -> None:
         prompt = prog.input("prompt", 64, b)
         x = prog.recurrent("x", 64, (b, t), dtype=dtype)
         x[t < 4] = prompt.astype(dtype)
-        x[b, t + 1] = tp.tanh(x + attention(x, t))
+        # So that differences in the last bits do not grow from step to step.
+        x[b, t + 1] = tp.tanh(0.5 * x + 0.25 * attention(x, t))
         prog.output("x", x)
     random = np.random.default_rng(0)
     shapes = {name: (3, 64) if name == "prompt" else node.shape for name, node in prog.graph.inputs.items()}

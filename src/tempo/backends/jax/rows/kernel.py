@@ -143,8 +143,8 @@ class _Loop:
     def check_sizes(self, step: Step) -> None:
         name, given, shape = step.name, [self.rows.shape(var) for var in step.inputs], self.rows.shape(step.output)
         sizes = [math.prod(padded(one)) for one in (shape, *given)]
-        if name == "dot_general":
-            sizes = [sizes[0], 0 if is_matrices(step, *given) else products_of(step, self.rows) // 4]
+        if name == "dot_general" and not is_matrices(step, *given):
+            sizes.append(products_of(step, self.rows) // 4)
         if max(sizes) > MOST_VALUES:
             raise NotRowsError("there is more than fits into registers")
         if name in ("reshape", "squeeze") and not keeps_rest_behind(given[0], shape):
