@@ -251,8 +251,8 @@ class _Run:
         self.recorder = Recorder(batched.cells.values(), batched._phases)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
-        self.own: dict[Trace, tuple[Array, ...]] = {}
-        """The values of the parameters of cells."""
+        self.own: dict[tuple[Trace, int], tuple[Array, ...]] = {}
+        """The values of the parameters of cells, per width."""
         self.runs: list[Run] = []
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
@@ -307,14 +307,14 @@ class _Run:
         """The parameters' gradients; ``flows`` become those of all values."""
         gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
         left: dict[int, Array] = {}
-        self.batched._kernels.prepare_backward(self.runs, self._own, self.store.arenas, flows)
+        self.batched._kernels.prepare_backward(self.runs, self._plain, self.store.arenas, flows)
         for run in reversed(self.runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)
             left[id(lanes)], after = self.batched._kernels.backward(
                 run,
                 left.get(id(lanes), lanes.launches),
-                self._own(run),
+                self._plain(run),
                 self.store.arenas,
                 flows,
                 tuple([gradients[name] for name in names]),
@@ -335,10 +335,14 @@ class _Run:
         return found
 
     def _own(self, run: Run) -> tuple[Array, ...]:
-        trace = run.lanes.group.trace
-        if trace not in self.own:
-            self.own[trace] = tuple([self.parameters[name] for name in self.batched.own(trace)])
-        return self.own[trace]
+        """The parameters of a run's cell as its forward kernel reads them."""
+        key = run.lanes.group.trace, run.width
+        if key not in self.own:
+            self.own[key] = self.batched._kernels.turned(run, self.batched.own(key[0]), self.parameters)
+        return self.own[key]
+
+    def _plain(self, run: Run) -> tuple[Array, ...]:
+        return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:
