@@ -24,7 +24,7 @@ from tempo.batching.parameters import Parametrised
 from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Reading, Recorder, Value, current, replaced, use, values_in
-from tempo.batching.store import Arenas, Store, cleared, rows_of
+from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
@@ -259,6 +259,8 @@ class _Run:
         self.results: list[Any] = []
         self.unchecked: dict[int, Lanes] = {}
         """Lanes whose indices nobody has looked at yet."""
+        self.pieces: list[Piece] = []
+        """What was computed last, as far as it is not only in arenas."""
 
     def record(self, instances: Sequence[Any], errors: Errors) -> None:
         outer = current()
@@ -283,15 +285,18 @@ class _Run:
             if run.lanes.group.trace.has_indices:
                 self.unchecked[id(run.lanes)] = run.lanes
         self.runs += planned
+        self.pieces = [piece for run in planned for piece in run.lanes.pieces()]
         self.seconds["plan"] += launching - start
         self.seconds["launch"] += time.perf_counter() - launching
 
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
         """Computed values, all indices having been in range."""
         start = time.perf_counter()
-        found = self.store.fetch(values)
-        for lanes in self.unchecked.values():
-            fault = int(np.asarray(lanes.status)[1])
+        rows = self.store.rows.of[[value.number for value in values]].tolist()
+        places = [(value.kind, row) for value, row in zip(values, rows, strict=True)]
+        statuses: Sequence[Any] = [lanes.status for lanes in self.unchecked.values()]
+        found, statuses = fetched(self.store.arenas, places, statuses, self.pieces)
+        for lanes, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
             if fault:
                 instance = self.recorder.instance(int(lanes.bases[fault - 1]))
                 where = "" if instance is None else f", called for instance {instance}"
@@ -324,15 +329,10 @@ class _Run:
 
     def flowed(self, leaves: Sequence[Any], flows: Arenas) -> list[np.ndarray[Any, Any]]:
         """What has flowed into data: zeros where no cell was given them."""
-        numbers = {key[0]: (key[1], number) for key, (number, _) in self.put.found.items()}
-        found = []
-        for leaf in leaves:
-            if id(leaf) in numbers:
-                kind, number = numbers[id(leaf)]
-                found.append(rows_of(flows[kind], self.store.rows.of[[number]])[0])
-            else:
-                found.append(np.zeros(leaf.shape, np.float32))
-        return found
+        places = {key[0]: (key[1], int(self.store.rows.of[number])) for key, (number, _) in self.put.found.items()}
+        found, _ = fetched(flows, [places[id(leaf)] for leaf in leaves if id(leaf) in places])
+        arrays = iter(found)
+        return [next(arrays) if id(leaf) in places else np.zeros(leaf.shape, np.float32) for leaf in leaves]
 
     def _own(self, run: Run) -> tuple[Array, ...]:
         """The parameters of a run's cell as its forward kernel reads them."""

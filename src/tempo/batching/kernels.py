@@ -35,6 +35,9 @@ Array = Any
 
 UNROLLED = 4
 """How many launches are one turn of a loop on a GPU, where a turn costs about 20 us, and a small kernel in it 2."""
+APART = 64
+"""Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
+be one more kernel and a transfer for every wait."""
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 """For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
 
@@ -110,7 +113,7 @@ class Kernels:
         _, times = _times(run)
         for _ in range(times):
             call = self._forward(run, parameters, arenas)
-            run.lanes.status, after = call.kernel(*call.arguments)
+            run.lanes.status, after, run.lanes.apart = call.kernel(*call.arguments)
             arenas.update(zip(_kinds(run.lanes.group)[0], after, strict=True))
         return times
 
@@ -366,12 +369,13 @@ def _forward(
     data: Sequence[Array],
     status: Array | None,
     launches: Array | None,
-) -> tuple[Array | None, tuple[Array, ...]]:
+) -> tuple[Array | None, tuple[Array, ...], dict[int, Array]]:
     trace = group.trace
     tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
     to_write, to_read = _kinds(group)
     only_read = dict(zip(to_read, read, strict=True))
+    apart: dict[int, Array] = {}
     done, fault = (jnp.int32(0), jnp.int32(0)) if status is None else (status[0], status[1])
 
     def turn(n: Array, _: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
@@ -384,13 +388,16 @@ def _forward(
         results, bad = trace.checked(width, own, arguments)
         for k, (kind, result) in enumerate(zip(trace.results, results, strict=True)):
             arenas[kind] = lax.dynamic_update_slice_in_dim(arenas[kind], result, launch.row(k), 0)
+            if not depth and kind.bytes <= APART and jax.default_backend() != "cpu":
+                apart[k] = result
         if bad is not None:
             here = jnp.where(jnp.any(bad), launch.lanes[jnp.argmax(bad)] + 1, 0)
             fault = jnp.where(fault > 0, fault, here)
         return fault, tuple([arenas[kind] for kind in to_write])
 
     fault, after = _loop(looped, count, turn, (fault, tuple(written)))
-    return None if status is None and not trace.has_indices else jnp.stack([done + count, fault]), after
+    said = None if status is None and not trace.has_indices else jnp.stack([done + count, fault])
+    return said, after, apart
 
 
 def _backward(

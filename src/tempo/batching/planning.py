@@ -100,6 +100,13 @@ class Lanes:
     status: Array = None
     """After computing: (launches done, the first lane with an index that is out of range, counted from one); of one
     launch None, if the cell has no indices."""
+    apart: dict[int, Array] = field(default_factory=dict)
+    """Results of one launch, by position, that need not be looked for in the arena."""
+
+    def pieces(self) -> list[tuple[Kind, int, int, Array]]:
+        """Of each of these the kind, the first row in the arena, how many there are, and they themselves."""
+        trace = self.group.trace
+        return [(trace.results[k], int(self.index[2 + k]), int(self.index[1]), a) for k, a in self.apart.items()]
 
 
 @dataclass(eq=False)
@@ -299,11 +306,14 @@ class _Part:
         self.order: np.ndarray[Any, Any] | None = None
         """Which calls the lanes make, if not one after another."""
         changes = levels[1:] - levels[:-1]
-        if len(changes) and changes.min() < 0:
-            self.order = np.argsort(levels, kind="stable")
-            levels = levels[self.order]
-            changes = levels[1:] - levels[:-1]
-        ends = [*(np.flatnonzero(changes) + 1).tolist(), len(levels)]
+        if changes.any():
+            if changes.min() < 0:
+                self.order = np.argsort(levels, kind="stable")
+                levels = levels[self.order]
+                changes = levels[1:] - levels[:-1]
+            ends = [*(np.flatnonzero(changes) + 1).tolist(), len(levels)]
+        else:
+            ends = [len(levels)]
         self.widths: list[int] = []
         self.counts: list[int] = []
         self.firsts: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,6 @@ import numpy as np
 
 from tempo.batching.cell import Kind
 from tempo.batching.planning import Rows
-from tempo.batching.recording import Value
 from tempo.batching.widths import room
 
 Array = Any
@@ -51,19 +51,6 @@ class Store:
         self.idle.update(self.arenas)
         self.arenas = {}
 
-    def fetch(self, values: Sequence[Value], arenas: Arenas | None = None) -> list[np.ndarray[Any, Any]]:
-        """Computed values as NumPy's arrays, fetched together."""
-        by_kind: dict[Kind, list[int]] = {}
-        for n, value in enumerate(values):
-            by_kind.setdefault(value.kind, []).append(n)
-        found: list[Any] = [None] * len(values)
-        for kind, positions in by_kind.items():
-            rows = self.rows.of[[values[n].number for n in positions]]
-            fetched = rows_of((self.arenas if arenas is None else arenas)[kind], rows)
-            for n, array in zip(positions, fetched, strict=True):
-                found[n] = array
-        return found
-
 
 def cleared(arenas: Arenas, idle: Arenas) -> Arenas:
     """Zeros for every arena of floats, where possible in arrays that are there: the memory of new ones is mapped page
@@ -82,18 +69,79 @@ def _cleared(array: Array) -> Array:
     return jnp.zeros_like(array)
 
 
-def rows_of(arena: Array, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if jax.default_backend() == "cpu" and arena.dtype.kind in "biuf":
-        # Where it is. No other view of an arena may stay: kernels would copy it, rather than write into it.
-        found: np.ndarray[Any, Any] = np.from_dlpack(arena.block_until_ready())[rows]
-        return found
+SMALL = 256
+"""Bytes of a row: NumPy's own record of an array is half as large."""
+Piece = tuple[Kind, int, int, Array]
+"""A kind, the first row in its arena, how many there are, and an array with these rows."""
+
+
+def fetched(
+    arenas: Arenas, places: Sequence[tuple[Kind, int]], others: Sequence[Array] = (), pieces: Sequence[Piece] = ()
+) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """Rows of arenas as NumPy's arrays, and other arrays: all are waited for at once, which on a GPU costs as much as
+    some kernels. What is among ``pieces`` is read there, without a kernel.
+
+    All rows may be written to, and one that is kept does not keep those of other instances, unless they are small.
+    """
+    by_kind: dict[Kind, list[int]] = {}
+    for n, (kind, _) in enumerate(places):
+        by_kind.setdefault(kind, []).append(n)
+    rows = {kind: [places[n][1] for n in positions] for kind, positions in by_kind.items()}
+    arrays: dict[Kind, Any] = {}
+    away: list[Kind] = []
+    for kind, own in rows.items():
+        if jax.default_backend() == "cpu" and kind.dtype.kind in "biuf":
+            # Where it is. No view of an arena may stay: kernels would copy it, rather than write into it.
+            arena = np.from_dlpack(arenas[kind].block_until_ready())
+            arrays[kind] = arena[own] if kind.bytes <= SMALL else [arena[row].copy() for row in own]
+        else:
+            away.append(kind)
+    near = {kind: found for kind in away if (found := _near(kind, rows[kind], pieces)) is not None}
+    far = [kind for kind in away if kind not in near]
+    widths = tuple([_width(len(rows[kind])) for kind in far])
+    index = [row for kind, width in zip(far, widths, strict=True) for row in _fit(rows[kind], width)]
+    brought = _rows_of(tuple([arenas[kind] for kind in far]), np.array(index, np.int32), widths) if far else []
+    copies, parts, others = jax.device_get((brought, [some for some, _ in near.values()], others))
+    for kind, copy in zip(far, copies, strict=True):
+        some = copy[: len(rows[kind])]
+        arrays[kind] = some.copy() if kind.bytes <= SMALL else [row.copy() for row in some]
+    for (kind, (_, lanes)), part in zip(near.items(), parts, strict=True):
+        arrays[kind] = np.concatenate(part)[lanes]
+    result: list[Any] = [None] * len(places)
+    for kind, positions in by_kind.items():
+        for n, array in zip(positions, arrays[kind], strict=True):
+            result[n] = array
+    return result, list(others)
+
+
+def _near(kind: Kind, rows: Sequence[int], pieces: Sequence[Piece]) -> tuple[list[Array], list[int]] | None:
+    """The pieces of a kind, and where rows are in all of them behind each other; None if some are not there."""
+    where: dict[int, int] = {}
+    arrays = []
+    end = 0
+    for other, first, count, array in pieces:
+        if other is kind:
+            where.update(zip(range(first, first + count), range(end, end + count), strict=True))
+            arrays.append(array)
+            end += len(array)
+    lanes = [where.get(row, -1) for row in rows]
+    return None if -1 in lanes else (arrays, lanes)
+
+
+def _width(count: int) -> int:
     width = 16
-    while width < len(rows):
+    while width < count:
         width *= 4
-    padding = np.full(width - len(rows), rows[-1], np.int32)
-    return np.asarray(_rows_of(arena, np.concatenate([rows, padding])))[: len(rows)]
+    return width
 
 
-@jax.jit
-def _rows_of(arena: Array, rows: Array) -> Array:
-    return arena.at[rows].get(mode="promise_in_bounds")
+def _fit(rows: list[int], width: int) -> list[int]:
+    return rows + rows[-1:] * (width - len(rows))
+
+
+@partial(jax.jit, static_argnums=2)
+def _rows_of(arenas: Sequence[Array], rows: Array, widths: Sequence[int]) -> list[Array]:
+    """So many rows of each arena."""
+    ends = itertools.accumulate(widths)
+    own = [rows[end - width : end] for end, width in zip(ends, widths, strict=True)]
+    return [arena.at[some].get(mode="promise_in_bounds") for arena, some in zip(arenas, own, strict=True)]
