@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
@@ -292,10 +293,10 @@ class _Run:
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
         """Computed values, all indices having been in range."""
         start = time.perf_counter()
-        rows = self.store.rows.of[[value.number for value in values]].tolist()
-        places = [(value.kind, row) for value, row in zip(values, rows, strict=True)]
+        rows = self.store.rows.of[[value.number for value in values]]
         statuses: Sequence[Any] = [lanes.status for lanes in self.unchecked.values()]
-        found, statuses = fetched(self.store.arenas, places, statuses, self.pieces)
+        kinds = [value.source.kind for value in values]
+        found, statuses = fetched(self.store.arenas, kinds, rows, statuses, self.pieces)
         for lanes, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
             if fault:
                 instance = self.recorder.instance(int(lanes.bases[fault - 1]))
@@ -310,7 +311,7 @@ class _Run:
 
     def backward(self, flows: Arenas) -> dict[str, Array]:
         """The parameters' gradients; ``flows`` become those of all values."""
-        gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
+        gradients = dict(zip(self.parameters, _zeros(list(self.parameters.values())), strict=True))
         left: dict[int, Array] = {}
         self.batched._kernels.prepare_backward(self.runs, self._plain, self.store.arenas, flows)
         for run in reversed(self.runs):
@@ -329,10 +330,12 @@ class _Run:
 
     def flowed(self, leaves: Sequence[Any], flows: Arenas) -> list[np.ndarray[Any, Any]]:
         """What has flowed into data: zeros where no cell was given them."""
-        places = {key[0]: (key[1], int(self.store.rows.of[number])) for key, (number, _) in self.put.found.items()}
-        found, _ = fetched(flows, [places[id(leaf)] for leaf in leaves if id(leaf) in places])
+        numbers = {key[0]: (key[1], number) for key, (number, _) in self.put.found.items()}
+        there = [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
+        rows = self.store.rows.of[[number for _, number in there]]
+        found, _ = fetched(flows, [kind for kind, _ in there], rows)
         arrays = iter(found)
-        return [next(arrays) if id(leaf) in places else np.zeros(leaf.shape, np.float32) for leaf in leaves]
+        return [next(arrays) if id(leaf) in numbers else np.zeros(leaf.shape, np.float32) for leaf in leaves]
 
     def _own(self, run: Run) -> tuple[Array, ...]:
         """The parameters of a run's cell as its forward kernel reads them."""
@@ -343,6 +346,12 @@ class _Run:
 
     def _plain(self, run: Run) -> tuple[Array, ...]:
         return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
+
+
+@jax.jit
+def _zeros(arrays: Sequence[Array]) -> list[Array]:
+    """In one go: on a GPU, every array by itself would take as long as a kernel."""
+    return [jnp.zeros_like(array) for array in arrays]
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:

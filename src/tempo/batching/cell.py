@@ -379,12 +379,13 @@ class Cell:
             # Most calls look like the one before, others like one of a few.
             records = recorder.fast.get(self)
             if records is not None:
-                for record in records:
-                    found = record(args)
+                found = records[0](args)
+                if found is not None:
+                    return found
+                for n in range(1, len(records)):
+                    found = records[n](args)
                     if found is not None:
-                        if record is not records[0]:
-                            records.remove(record)
-                            records.insert(0, record)
+                        records.insert(0, records.pop(n))
                         return found
         return recorder.call(self, args, kwargs)
 

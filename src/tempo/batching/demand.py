@@ -99,7 +99,8 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
         while True:
             before = counts
             for n in own:
-                made[n] = np.any(needed[results[n]], 0)
+                found = needed[results[n]]
+                made[n] = found[0] if len(found) == 1 else np.any(found, 0)
                 needed[blocks[n].numbers[:-2].compress(made[n], 1)] = True
             if not circular or (counts := [np.count_nonzero(made[n]) for n in own]) == before:
                 break

@@ -76,42 +76,49 @@ Piece = tuple[Kind, int, int, Array]
 
 
 def fetched(
-    arenas: Arenas, places: Sequence[tuple[Kind, int]], others: Sequence[Array] = (), pieces: Sequence[Piece] = ()
-) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """Rows of arenas as NumPy's arrays, and other arrays: all are waited for at once, which on a GPU costs as much as
-    some kernels. What is among ``pieces`` is read there, without a kernel.
+    arenas: Arenas,
+    kinds: Sequence[Kind],
+    rows: np.ndarray[Any, Any],
+    others: Sequence[Array] = (),
+    pieces: Sequence[Piece] = (),
+) -> tuple[list[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
+    """Rows of the arenas of these kinds as NumPy's arrays, and other arrays: all are waited for at once, which on a GPU
+    costs as much as some kernels. What is among ``pieces`` is read there, without a kernel.
 
     All rows may be written to, and one that is kept does not keep those of other instances, unless they are small.
     """
     by_kind: dict[Kind, list[int]] = {}
-    for n, (kind, _) in enumerate(places):
+    for n, kind in enumerate(kinds):
         by_kind.setdefault(kind, []).append(n)
-    rows = {kind: [places[n][1] for n in positions] for kind, positions in by_kind.items()}
     arrays: dict[Kind, Any] = {}
-    away: list[Kind] = []
-    for kind, own in rows.items():
+    away: dict[Kind, list[int]] = {}
+    for kind, positions in by_kind.items():
+        own = rows[positions]
         if jax.default_backend() == "cpu" and kind.dtype.kind in "biuf":
             # Where it is. No view of an arena may stay: kernels would copy it, rather than write into it.
             arena = np.from_dlpack(arenas[kind].block_until_ready())
             arrays[kind] = arena[own] if kind.bytes <= SMALL else [arena[row].copy() for row in own]
         else:
-            away.append(kind)
-    near = {kind: found for kind in away if (found := _near(kind, rows[kind], pieces)) is not None}
-    far = [kind for kind in away if kind not in near]
-    widths = tuple([_width(len(rows[kind])) for kind in far])
-    index = [row for kind, width in zip(far, widths, strict=True) for row in _fit(rows[kind], width)]
-    brought = _rows_of(tuple([arenas[kind] for kind in far]), np.array(index, np.int32), widths) if far else []
-    copies, parts, others = jax.device_get((brought, [some for some, _ in near.values()], others))
-    for kind, copy in zip(far, copies, strict=True):
-        some = copy[: len(rows[kind])]
-        arrays[kind] = some.copy() if kind.bytes <= SMALL else [row.copy() for row in some]
-    for (kind, (_, lanes)), part in zip(near.items(), parts, strict=True):
-        arrays[kind] = np.concatenate(part)[lanes]
-    result: list[Any] = [None] * len(places)
+            away[kind] = own.tolist()
+    if away or others:
+        near = {kind: found for kind, own in away.items() if (found := _near(kind, own, pieces)) is not None}
+        far = [kind for kind in away if kind not in near]
+        widths = tuple([_width(len(away[kind])) for kind in far])
+        index = [row for kind, width in zip(far, widths, strict=True) for row in _fit(away[kind], width)]
+        brought = _rows_of(tuple([arenas[kind] for kind in far]), np.array(index, np.int32), widths) if far else []
+        copies, parts, others = jax.device_get((brought, [some for some, _ in near.values()], others))
+        for kind, copy in zip(far, copies, strict=True):
+            some = copy[: len(away[kind])]
+            arrays[kind] = some.copy() if kind.bytes <= SMALL else [row.copy() for row in some]
+        for (kind, (_, lanes)), part in zip(near.items(), parts, strict=True):
+            arrays[kind] = np.concatenate(part)[lanes]
+    if len(arrays) == 1:
+        return list(*arrays.values()), others
+    result: list[Any] = [None] * len(kinds)
     for kind, positions in by_kind.items():
         for n, array in zip(positions, arrays[kind], strict=True):
             result[n] = array
-    return result, list(others)
+    return result, others
 
 
 def _near(kind: Kind, rows: Sequence[int], pieces: Sequence[Piece]) -> tuple[list[Array], list[int]] | None:
