@@ -13,6 +13,7 @@ import pytest
 import tempo as tp
 from tempo import nn
 from tempo.batching import store
+from tempo.batching.cell import kind
 
 
 def halve() -> tp.batching.Cell:
@@ -92,6 +93,24 @@ def test_on_a_gpu_small_values_are_read_without_a_kernel(monkeypatch: pytest.Mon
         np.testing.assert_array_equal(value, other[2])
     # Only what is too large for that (after one step or two), and in the end the results.
     assert looked_for == [[(128,)], [(128,)], [(2,)]]
+
+
+def test_rows_of_several_launches_are_found_without_their_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    number, pair = kind((), np.dtype(np.float32)), kind((2,), np.dtype(np.float32))
+    # Three rows from the tenth on, with a lane of padding, and two behind them.
+    pieces = [
+        (number, 10, 3, np.array([0.0, 1.0, 2.0, 2.0], np.float32)),
+        (pair, 4, 1, np.array([[7.0, 8.0]], np.float32)),
+        (number, 13, 2, np.array([3.0, 4.0], np.float32)),
+    ]
+    found, _ = store.fetched({}, [number, pair, number, number], np.array([14, 4, 10, 13]), pieces=pieces)
+    assert [np.asarray(one).tolist() for one in found] == [4.0, [7.0, 8.0], 0.0, 3.0]
+    # Others are in the arena only.
+    arena = np.arange(20, dtype=np.float32)
+    for row in (9, 15):
+        found, _ = store.fetched({number: arena}, [number], np.array([row]), pieces=pieces)
+        assert found == [row]
 
 
 def test_gradients_of_what_was_waited_for_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

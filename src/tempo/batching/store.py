@@ -91,7 +91,7 @@ def fetched(
     for n, kind in enumerate(kinds):
         by_kind.setdefault(kind, []).append(n)
     arrays: dict[Kind, Any] = {}
-    away: dict[Kind, list[int]] = {}
+    away: dict[Kind, np.ndarray[Any, Any]] = {}
     for kind, positions in by_kind.items():
         own = rows[positions]
         if jax.default_backend() == "cpu" and kind.dtype.kind in "biuf":
@@ -99,13 +99,13 @@ def fetched(
             arena = np.from_dlpack(arenas[kind].block_until_ready())
             arrays[kind] = arena[own] if kind.bytes <= SMALL else [arena[row].copy() for row in own]
         else:
-            away[kind] = own.tolist()
+            away[kind] = own
     if away or others:
         near = {kind: found for kind, own in away.items() if (found := _near(kind, own, pieces)) is not None}
         far = [kind for kind in away if kind not in near]
         widths = tuple([_width(len(away[kind])) for kind in far])
-        index = [row for kind, width in zip(far, widths, strict=True) for row in _fit(away[kind], width)]
-        brought = _rows_of(tuple([arenas[kind] for kind in far]), np.array(index, np.int32), widths) if far else []
+        index = [_fit(away[kind], width) for kind, width in zip(far, widths, strict=True)]
+        brought = _rows_of(tuple([arenas[kind] for kind in far]), np.concatenate(index), widths) if far else []
         copies, parts, others = jax.device_get((brought, [some for some, _ in near.values()], others))
         for kind, copy in zip(far, copies, strict=True):
             some = copy[: len(away[kind])]
@@ -121,18 +121,20 @@ def fetched(
     return result, others
 
 
-def _near(kind: Kind, rows: Sequence[int], pieces: Sequence[Piece]) -> tuple[list[Array], list[int]] | None:
+def _near(
+    kind: Kind, rows: np.ndarray[Any, Any], pieces: Sequence[Piece]
+) -> tuple[list[Array], np.ndarray[Any, Any]] | None:
     """The pieces of a kind, and where rows are in all of them behind each other; None if some are not there."""
-    where: dict[int, int] = {}
-    arrays = []
-    end = 0
-    for other, first, count, array in pieces:
-        if other is kind:
-            where.update(zip(range(first, first + count), range(end, end + count), strict=True))
-            arrays.append(array)
-            end += len(array)
-    lanes = [where.get(row, -1) for row in rows]
-    return None if -1 in lanes else (arrays, lanes)
+    own = sorted([piece[1:] for piece in pieces if piece[0] is kind], key=lambda piece: piece[0])
+    if not own:
+        return None
+    firsts, counts = np.array([piece[:2] for piece in own]).T
+    which = np.searchsorted(firsts, rows, "right") - 1
+    lanes = rows - firsts[which]
+    if which.min() < 0 or np.any(lanes >= counts[which]):
+        return None
+    before = np.cumsum([0, *(len(array) for *_, array in own)])
+    return [array for *_, array in own], before[which] + lanes
 
 
 def _width(count: int) -> int:
@@ -142,8 +144,8 @@ def _width(count: int) -> int:
     return width
 
 
-def _fit(rows: list[int], width: int) -> list[int]:
-    return rows + rows[-1:] * (width - len(rows))
+def _fit(rows: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([rows, np.full(width - len(rows), rows[-1], rows.dtype)])
 
 
 @partial(jax.jit, static_argnums=2)
