@@ -144,6 +144,24 @@ def test_parameters_are_what_they_are_set_to() -> None:
     assert np.array_equal(batched([1], zeros)[0][0], np.zeros(4))
 
 
+def test_matrices_that_are_kept_turned_are_those_of_the_parameters() -> None:
+    """On a CPU, forward kernels of some width read linear layers' matrices turned."""
+    batched = tp.batch(models.TreeLSTM(5))
+    data = models.trees(9, most=20)
+    batched(data)
+    kept = {name: turned for name, (_, turned) in batched._kernels.matrices.items()}
+    assert set(kept) == {"leaf.gates.weight", "inner.gates.weight", "inner.forget.weight"}
+    np.testing.assert_array_equal(kept["inner.gates.weight"], batched.parameters["inner.gates.weight"].T)
+    batched(data)
+    assert all(batched._kernels.matrices[name][1] is turned for name, turned in kept.items())
+    others = {name: -2 * np.asarray(value) for name, value in batched.parameters.items()}
+    for parameters in (others, None):
+        found = zip(batched(data, parameters), batched.one_by_one(data, parameters), strict=True)
+        for (h, c), (one_h, one_c) in found:
+            np.testing.assert_allclose(h, one_h, atol=1e-5)
+            np.testing.assert_allclose(c, one_c, atol=1e-5)
+
+
 def test_a_parameter_in_two_cells_is_one() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

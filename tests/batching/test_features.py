@@ -27,6 +27,26 @@ def test_operators_on_results_are_small_cells() -> None:
             np.testing.assert_allclose(a, b)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_results_are_arrays_of_their_own(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes into one changes no other; and whoever keeps a large one keeps no other."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    ones, small = tp.cell(lambda x: x + tp.ones((100,)), name="ones"), tp.cell(lambda x: x * 2, name="small")
+
+    def model(x: Any) -> Any:
+        y = ones(x)
+        return y, y, small(x)
+
+    pair = np.array([1.0, 2.0], np.float32)
+    first, second = tp.batch(lambda x: model(x[0]) + (small(x),))([pair, pair])
+    for own in (first[0], first[3]):
+        own += 10
+    assert first[0].base is None
+    for vector in (first[1], second[0], second[1]):
+        np.testing.assert_array_equal(vector, np.full(100, 2.0))
+    np.testing.assert_array_equal(second[3], [2.0, 4.0])
+
+
 def test_operators_are_batched_and_differentiated() -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:

@@ -71,6 +71,35 @@ def test_gradients() -> None:
         assert np.asarray(gradients[name]).flat[1] == pytest.approx((sums[0] - sums[1]) / 2e-4, rel=1e-3)
 
 
+def test_where_instances_wait_between_steps() -> None:
+    """Every step of all instances is launches of their own: one for the products with data, one for the rest."""
+    step, total = tp.cell(Step(3)), tp.cell(lambda h: tp.sum(h), name="total")
+
+    def model(xs: Any) -> Any:
+        h: Any = np.zeros(3)
+        taken = []
+        for k, x in enumerate(xs):
+            h = step(x, h)
+            if total(h) > -0.5:
+                taken.append(k)
+        return total(h), taken
+
+    batched = tp.batch(model, cells={"step": step})
+    data = [np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32) for n in (1, 5, 2, 4)]
+    for _ in range(2):
+        for found, xs in zip(batched(data), data, strict=True):
+            every = [states(batched, xs[: k + 1]).sum() for k in range(len(xs))]
+            assert found[1] == [k for k, one in enumerate(every) if one > -0.5]
+            assert found[0] == pytest.approx(every[-1], abs=1e-5)
+
+    losses = tp.batch(lambda xs: model(xs)[0], cells={"step": step})
+    mean, gradients = losses.value_and_grad(data)
+    each = [losses.value_and_grad([one]) for one in data]
+    assert mean == pytest.approx(np.mean([one for one, _ in each]), abs=1e-6)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, np.mean([np.asarray(g[name]) for _, g in each], 0), atol=1e-6)
+
+
 def test_nothing_is_taken_out_of_what_waits_anyway() -> None:
     join = tp.cell(lambda a, b: a @ b, name="join")
 

@@ -6,11 +6,14 @@ import gc
 import threading
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import tempo as tp
 from tempo import nn
+from tempo.batching import store
+from tempo.batching.cell import kind
 
 
 def halve() -> tp.batching.Cell:
@@ -57,6 +60,74 @@ def test_every_way_of_reading() -> None:
         ]
 
     assert tp.batch(model)([2.0]) == [[[1.0, 2.0], 1.0, 1, True, 20, True, True, False, 1]]
+
+
+def test_on_a_gpu_small_values_are_read_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch has just computed, it also gives apart from the arena."""
+    half, start = halve(), tp.cell(lambda x: tp.stack([x, 1000 - x]), name="start")
+    wide = tp.cell(lambda v: tp.concatenate([v] * 64), name="wide")
+
+    def model(x: float) -> Any:
+        value = start(x)
+        seen = []
+        while (now := np.asarray(value)).max() > 400:
+            seen.append(now.tolist())
+            value = half(value)
+        return seen, float(wide(value).read()[1]), value
+
+    batched = tp.batch(model)
+    expected = batched([600.0, 100.0, 990.0])
+    assert expected[1][:2] == ([[100.0, 900.0], [50.0, 450.0]], 225.0)
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    looked_for: list[Any] = []
+    from_arenas = store._rows_of
+
+    def counted(arenas: Any, rows: Any, widths: Any) -> Any:
+        looked_for.append([arena.shape[1:] for arena in arenas])
+        return from_arenas(arenas, rows, widths)
+
+    monkeypatch.setattr(store, "_rows_of", counted)
+    for (seen, last, value), other in zip(tp.batch(model)([600.0, 100.0, 990.0]), expected, strict=True):
+        assert (seen, last) == other[:2]
+        np.testing.assert_array_equal(value, other[2])
+    # Only what is too large for that (after one step or two), and in the end the results.
+    assert looked_for == [[(128,)], [(128,)], [(2,)]]
+
+
+def test_rows_of_several_launches_are_found_without_their_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    number, pair = kind((), np.dtype(np.float32)), kind((2,), np.dtype(np.float32))
+    # Three rows from the tenth on, with a lane of padding, and two behind them.
+    pieces = [
+        (number, 10, 3, np.array([0.0, 1.0, 2.0, 2.0], np.float32)),
+        (pair, 4, 1, np.array([[7.0, 8.0]], np.float32)),
+        (number, 13, 2, np.array([3.0, 4.0], np.float32)),
+    ]
+    found, _ = store.fetched({}, [number, pair, number, number], np.array([14, 4, 10, 13]), pieces=pieces)
+    assert [np.asarray(one).tolist() for one in found] == [4.0, [7.0, 8.0], 0.0, 3.0]
+    # Others are in the arena only.
+    arena = np.arange(20, dtype=np.float32)
+    for row in (9, 15):
+        found, _ = store.fetched({number: arena}, [number], np.array([row]), pieces=pieces)
+        assert found == [row]
+
+
+def test_gradients_of_what_was_waited_for_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    square = tp.cell(lambda x: x * x, name="square")
+
+    def model(x: Any) -> Any:
+        value = square(x)
+        while value < 100:
+            value = square(value)
+        return value
+
+    x = [np.array(n, np.float32) for n in (3, 11, 2)]
+    loss, _, of_x = tp.batch(model).value_and_grad(x, inputs=lambda one: one)
+    # 3 ** 8 and 2 ** 8, of which 3 ** 4 and 2 ** 4 are not enough.
+    assert loss == pytest.approx((3**8 + 11**2 + 2**8) / 3)
+    np.testing.assert_allclose(of_x, [8 * 3**7 / 3, 2 * 11 / 3, 8 * 2**7 / 3], rtol=1e-6)
 
 
 def test_what_is_not_read_is_computed_with_what_is() -> None:

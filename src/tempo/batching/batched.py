@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
@@ -24,7 +25,7 @@ from tempo.batching.parameters import Parametrised
 from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Reading, Recorder, Value, current, replaced, use, values_in
-from tempo.batching.store import Arenas, Store, cleared, rows_of
+from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any
@@ -251,14 +252,16 @@ class _Run:
         self.recorder = Recorder(batched.cells.values(), batched._phases)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
-        self.own: dict[Trace, tuple[Array, ...]] = {}
-        """The values of the parameters of cells."""
+        self.own: dict[tuple[Trace, int], tuple[Array, ...]] = {}
+        """The values of the parameters of cells, per width."""
         self.runs: list[Run] = []
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
         self.results: list[Any] = []
         self.unchecked: dict[int, Lanes] = {}
         """Lanes whose indices nobody has looked at yet."""
+        self.pieces: list[Piece] = []
+        """What was computed last, as far as it is not only in arenas."""
 
     def record(self, instances: Sequence[Any], errors: Errors) -> None:
         outer = current()
@@ -283,15 +286,18 @@ class _Run:
             if run.lanes.group.trace.has_indices:
                 self.unchecked[id(run.lanes)] = run.lanes
         self.runs += planned
+        self.pieces = [piece for run in planned for piece in run.lanes.pieces()]
         self.seconds["plan"] += launching - start
         self.seconds["launch"] += time.perf_counter() - launching
 
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
         """Computed values, all indices having been in range."""
         start = time.perf_counter()
-        found = self.store.fetch(values)
-        for lanes in self.unchecked.values():
-            fault = int(np.asarray(lanes.status)[1])
+        rows = self.store.rows.of[[value.number for value in values]]
+        statuses: Sequence[Any] = [lanes.status for lanes in self.unchecked.values()]
+        kinds = [value.source.kind for value in values]
+        found, statuses = fetched(self.store.arenas, kinds, rows, statuses, self.pieces)
+        for lanes, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
             if fault:
                 instance = self.recorder.instance(int(lanes.bases[fault - 1]))
                 where = "" if instance is None else f", called for instance {instance}"
@@ -305,16 +311,16 @@ class _Run:
 
     def backward(self, flows: Arenas) -> dict[str, Array]:
         """The parameters' gradients; ``flows`` become those of all values."""
-        gradients = {name: jnp.zeros_like(value) for name, value in self.parameters.items()}
+        gradients = dict(zip(self.parameters, _zeros(list(self.parameters.values())), strict=True))
         left: dict[int, Array] = {}
-        self.batched._kernels.prepare_backward(self.runs, self._own, self.store.arenas, flows)
+        self.batched._kernels.prepare_backward(self.runs, self._plain, self.store.arenas, flows)
         for run in reversed(self.runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)
             left[id(lanes)], after = self.batched._kernels.backward(
                 run,
                 left.get(id(lanes), lanes.launches),
-                self._own(run),
+                self._plain(run),
                 self.store.arenas,
                 flows,
                 tuple([gradients[name] for name in names]),
@@ -325,20 +331,27 @@ class _Run:
     def flowed(self, leaves: Sequence[Any], flows: Arenas) -> list[np.ndarray[Any, Any]]:
         """What has flowed into data: zeros where no cell was given them."""
         numbers = {key[0]: (key[1], number) for key, (number, _) in self.put.found.items()}
-        found = []
-        for leaf in leaves:
-            if id(leaf) in numbers:
-                kind, number = numbers[id(leaf)]
-                found.append(rows_of(flows[kind], self.store.rows.of[[number]])[0])
-            else:
-                found.append(np.zeros(leaf.shape, np.float32))
-        return found
+        there = [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
+        rows = self.store.rows.of[[number for _, number in there]]
+        found, _ = fetched(flows, [kind for kind, _ in there], rows)
+        arrays = iter(found)
+        return [next(arrays) if id(leaf) in numbers else np.zeros(leaf.shape, np.float32) for leaf in leaves]
 
     def _own(self, run: Run) -> tuple[Array, ...]:
-        trace = run.lanes.group.trace
-        if trace not in self.own:
-            self.own[trace] = tuple([self.parameters[name] for name in self.batched.own(trace)])
-        return self.own[trace]
+        """The parameters of a run's cell as its forward kernel reads them."""
+        key = run.lanes.group.trace, run.width
+        if key not in self.own:
+            self.own[key] = self.batched._kernels.turned(run, self.batched.own(key[0]), self.parameters)
+        return self.own[key]
+
+    def _plain(self, run: Run) -> tuple[Array, ...]:
+        return tuple([self.parameters[name] for name in self.batched.own(run.lanes.group.trace)])
+
+
+@jax.jit
+def _zeros(arrays: Sequence[Array]) -> list[Array]:
+    """In one go: on a GPU, every array by itself would take as long as a kernel."""
+    return [jnp.zeros_like(array) for array in arrays]
 
 
 def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, seed: int = 0) -> Batched:

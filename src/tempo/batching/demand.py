@@ -40,12 +40,12 @@ class Block:
 
     def chosen(self, which: Bools) -> Block:
         data = [list(compress(column, which)) for column in self.data]
-        return Block(self.stream, self.numbers[:, which], data, int(np.count_nonzero(which[: self.old])))
+        return Block(self.stream, self.numbers.compress(which, 1), data, int(np.count_nonzero(which[: self.old])))
 
     @property
     def results(self) -> Ints:
         """(results, calls): their numbers."""
-        return self.bases + np.arange(self.stream.size)[:, None]
+        return self.bases[None] if self.stream.size == 1 else self.bases + np.arange(self.stream.size)[:, None]
 
 
 def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
@@ -89,32 +89,37 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
     """The calls that are to be made, the others, and whether the levels of the first are to be counted again."""
     needed, pending = np.zeros(recorder.count, bool), np.zeros(recorder.count, bool)
     needed[list(wanted)] = True
-    made = [np.zeros(block.numbers.shape[1], bool) for block in blocks]
+    results = [block.results for block in blocks]
+    made: list[Bools] = [needed] * len(blocks)
     # What a phase needs is of the same one, or of one before it.
     for phase in sorted({block.stream.phase for block in blocks}, reverse=True):
         own = [n for n, block in enumerate(blocks) if block.stream.phase == phase]
-        more = True
-        while more:
-            more = False
+        circular = len(own) > 1 or recorder.phases.is_recursive(blocks[own[0]].stream.trace)
+        counts: list[Any] = []
+        while True:
+            before = counts
             for n in own:
-                new: Bools = np.any(needed[blocks[n].results], 0)
-                if np.count_nonzero(new) > np.count_nonzero(made[n]):
-                    made[n] = new
-                    needed[blocks[n].numbers[:-2, new]] = True
-                    more = len(own) > 1 or recorder.phases.is_recursive(blocks[n].stream.trace)
+                found = needed[results[n]]
+                made[n] = found[0] if len(found) == 1 else np.any(found, 0)
+                needed[blocks[n].numbers[:-2].compress(made[n], 1)] = True
+            if not circular or (counts := [np.count_nonzero(made[n]) for n in own]) == before:
+                break
     # Levels were counted as if what was put off before were computed.
     again = any(bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
     if all(some.all() for some in made):
         return blocks, [], again
-    first = [some & (block.numbers[-1] <= recorder.ground) for block, some in zip(blocks, made, strict=True)]
-    launched = {block.stream.trace for block, some in zip(blocks, first, strict=True) if some.any()}
-    for block in blocks:
-        pending[block.results] = True
+    launched = {
+        block.stream.trace
+        for block, some in zip(blocks, made, strict=True)
+        if (block.numbers[-1].compress(some) <= recorder.ground).any()
+    }
+    for numbers in results:
+        pending[numbers] = True
     for n, block in enumerate(blocks):
         if block.stream.trace in launched and not made[n].all():
             made[n] |= ~pending[block.numbers[:-2]].any(0)
             block.numbers[-1, : block.old] = recorder.ground
-    now = [block.chosen(some) for block, some in zip(blocks, made, strict=True) if some.any()]
+    now = [b if some.all() else b.chosen(some) for b, some in zip(blocks, made, strict=True) if some.any()]
     rest = [block.chosen(~some) for block, some in zip(blocks, made, strict=True) if not some.all()]
     return now, rest, again
 

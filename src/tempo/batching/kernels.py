@@ -5,7 +5,8 @@ results as consecutive rows. Arenas are donated, so that nothing is copied. Para
 
 Which rows, a kernel finds on the device: the launches of a cell are a table, the rows of their arguments another, and
 every kernel tells the next how many launches are done. So a launch costs one call of a compiled function and no
-transfer; launches of one cell and width that follow each other are a loop inside one kernel.
+transfer; launches of one cell and width that follow each other are a loop inside one kernel. Where instances wait and a
+cell has a few launches only, each is told its rows, and looks nothing up: that saves 8 us of the 40 of a small kernel.
 
 Lanes of padding make the last call once more, rather than compute with some row that may hold anything: in a backward
 pass, zero times infinity is not zero.
@@ -14,7 +15,7 @@ pass, zero times infinity is not zero.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -34,6 +35,9 @@ Array = Any
 
 UNROLLED = 4
 """How many launches are one turn of a loop on a GPU, where a turn costs about 20 us, and a small kernel in it 2."""
+APART = 64
+"""Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
+be one more kernel and a transfer for every wait."""
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 """For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
 
@@ -43,6 +47,22 @@ def _start() -> Array:
     return jax.device_put(np.zeros(2, np.int32))
 
 
+NARROW = 2
+"""So many lanes are products of a matrix and a vector each, for which rows are summed over."""
+
+
+def _turned(trace: Trace, width: int) -> tuple[bool, ...]:
+    """Per parameter of a cell whether kernels of this width read it turned."""
+    if jax.default_backend() != "cpu" or width <= NARROW:
+        return (False,) * len(trace.parameters)
+    return trace.turned
+
+
+@jax.jit
+def _turn(matrix: Array) -> Array:
+    return matrix.T
+
+
 @dataclass(eq=False)
 class Kernels:
     """The kernels of a model's cells, and for what they were compiled."""
@@ -50,6 +70,22 @@ class Kernels:
     forwards: dict[Any, Any] = field(default_factory=dict)
     backwards: dict[Any, Any] = field(default_factory=dict)
     programs: set[Any] = field(default_factory=set)
+    matrices: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    """By name parameters that kernels read turned, as they are and as they are read: for as long as they stay."""
+
+    def turned(self, run: Run, names: Sequence[str], parameters: Mapping[str, Array]) -> tuple[Array, ...]:
+        """The parameters with these names as a run's forward kernel reads them."""
+        found = []
+        for name, is_turned in zip(names, _turned(run.lanes.group.trace, run.width), strict=True):
+            array = parameters[name]
+            if is_turned:
+                before, turned = self.matrices.get(name, (None, None))
+                if before is not array:
+                    turned = _turn(array)
+                    self.matrices[name] = array, turned
+                array = turned
+            found.append(array)
+        return tuple(found)
 
     def prepare(self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> None:
         """Compile what a mini-batch needs and no other before it did: all at the same time, in threads."""
@@ -77,7 +113,7 @@ class Kernels:
         _, times = _times(run)
         for _ in range(times):
             call = self._forward(run, parameters, arenas)
-            run.lanes.status, after = call.kernel(*call.arguments)
+            run.lanes.status, after, run.lanes.apart = call.kernel(*call.arguments)
             arenas.update(zip(_kinds(run.lanes.group)[0], after, strict=True))
         return times
 
@@ -88,7 +124,7 @@ class Kernels:
             kernel = jit(partial(_forward, group), donate_argnums=5, static_argnums=(0, 1, 2))
             self.forwards[group.form] = kernel
         written, read = _kinds(group)
-        if lanes.status is None:
+        if lanes.status is None and lanes.depth:
             lanes.status = _start()
         looped, _ = _times(run)
         arguments = (
@@ -100,7 +136,7 @@ class Kernels:
             tuple([arenas[kind] for kind in written]),
             lanes.index,
             lanes.data,
-            lanes.status,
+            lanes.status if lanes.depth else None,
             run.launches if looped else None,
         )
         return _Call(kernel, arguments)
@@ -214,6 +250,10 @@ class _Launch(NamedTuple):
 
     entry: Array
     """Its row of the table."""
+    rows: Array
+    """Per gathered argument those of all lanes."""
+    data: Sequence[Array]
+    """The other arguments."""
     lanes: Array
     """Per lane which call it makes."""
     real: Array
@@ -224,18 +264,33 @@ class _Launch(NamedTuple):
         return self.entry[2 + n]
 
 
-def _tables(group: Group, depth: int, index: Array) -> tuple[Array, Array]:
-    """``Lanes.index`` as what it holds."""
+@dataclass(frozen=True)
+class _Tables:
+    """``Lanes`` inside of a kernel."""
+
+    table: Array
+    numbers: Array
+    data: Sequence[Array]
+    alone: bool
+    """Whether there is but one launch, whose lanes they are."""
+
+    def launch(self, n: Array, width: int) -> _Launch:
+        lane = lax.iota(np.int32, width)
+        if self.alone:
+            entry = self.table[0]
+            return _Launch(entry, self.numbers, self.data, lane, lane < entry[1])
+        entry = lax.dynamic_index_in_dim(self.table, n, keepdims=False)
+        lanes = entry[0] + jnp.minimum(lane, entry[1] - 1)
+        return _Launch(entry, self.numbers[:, lanes], [taken(a, lanes) for a in self.data], lanes, lane < entry[1])
+
+
+def _tables(group: Group, depth: int, index: Array, data: Sequence[Array]) -> _Tables:
     fields = 2 + len(group.trace.results) + group.trace.aligned
     gathered = sum(group.gathered) - group.trace.aligned
-    lanes = (len(index) - depth * fields) // max(gathered, 1)
-    return index[: depth * fields].reshape(depth, fields), index[depth * fields :].reshape(gathered, lanes)
-
-
-def _launch(table: Array, n: Array, width: int) -> _Launch:
-    entry = lax.dynamic_index_in_dim(table, n, keepdims=False)
-    lane = lax.iota(np.int32, width)
-    return _Launch(entry, entry[0] + jnp.minimum(lane, entry[1] - 1), lane < entry[1])
+    launches = max(depth, 1)
+    lanes = (len(index) - launches * fields) // max(gathered, 1)
+    table, numbers = index[: launches * fields], index[launches * fields :]
+    return _Tables(table.reshape(launches, fields), numbers.reshape(gathered, lanes), data, not depth)
 
 
 def taken(array: Array, rows: Array) -> Array:
@@ -252,9 +307,9 @@ def added(array: Array, rows: Array, new: Array) -> Array:
     return sums.reshape(array.shape)
 
 
-def _arguments(group: Group, arenas: Arenas, launch: _Launch, rows: Array, data: Sequence[Array]) -> list[Array]:
-    """The arguments of a launch; ``rows`` are those of gathered ones."""
-    rest, lines = iter(data), iter(rows)
+def _arguments(group: Group, arenas: Arenas, launch: _Launch) -> list[Array]:
+    """The arguments of a launch."""
+    rest, lines = iter(launch.data), iter(launch.rows)
     found = []
     aligned = len(group.gathered) - group.trace.aligned
     for n, (kind, gathered) in enumerate(zip(group.trace.arguments, group.gathered, strict=True)):
@@ -264,7 +319,7 @@ def _arguments(group: Group, arenas: Arenas, launch: _Launch, rows: Array, data:
         elif gathered:
             found.append(taken(arenas[kind], next(lines)))
         else:
-            found.append(taken(next(rest), launch.lanes))
+            found.append(next(rest))
     if jax.default_backend() == "cpu":
         # XLA would take a slice or a row inside of a cell's arithmetic, whose loop then is not vectorised: a step of a
         # GRU with 256 units for 64 instances takes 0.55 ms that way, and 0.36 ms with its arguments taken before.
@@ -312,31 +367,37 @@ def _forward(
     written: Sequence[Array],
     index: Array,
     data: Sequence[Array],
-    status: Array,
+    status: Array | None,
     launches: Array | None,
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array | None, tuple[Array, ...], dict[int, Array]]:
     trace = group.trace
-    table, numbers = _tables(group, depth, index)
+    tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
     to_write, to_read = _kinds(group)
     only_read = dict(zip(to_read, read, strict=True))
-    done = status[0]
+    apart: dict[int, Array] = {}
+    done, fault = (jnp.int32(0), jnp.int32(0)) if status is None else (status[0], status[1])
 
     def turn(n: Array, _: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
         fault, written = carry
-        launch = _launch(table, done + n, width)
+        launch = tables.launch(done + n, width)
         arenas = {**only_read, **dict(zip(to_write, written, strict=True))}
-        arguments = _arguments(group, arenas, launch, numbers[:, launch.lanes], data)
-        results, bad = trace.checked(width, parameters, arguments)
+        arguments = _arguments(group, arenas, launch)
+        # Inside of the loop, where XLA takes both turns for none.
+        own = [p.T if is_turned else p for p, is_turned in zip(parameters, _turned(trace, width), strict=True)]
+        results, bad = trace.checked(width, own, arguments)
         for k, (kind, result) in enumerate(zip(trace.results, results, strict=True)):
             arenas[kind] = lax.dynamic_update_slice_in_dim(arenas[kind], result, launch.row(k), 0)
+            if not depth and kind.bytes <= APART and jax.default_backend() != "cpu":
+                apart[k] = result
         if bad is not None:
             here = jnp.where(jnp.any(bad), launch.lanes[jnp.argmax(bad)] + 1, 0)
             fault = jnp.where(fault > 0, fault, here)
         return fault, tuple([arenas[kind] for kind in to_write])
 
-    fault, after = _loop(looped, count, turn, (status[1], tuple(written)))
-    return jnp.stack([done + count, fault]), after
+    fault, after = _loop(looped, count, turn, (fault, tuple(written)))
+    said = None if status is None and not trace.has_indices else jnp.stack([done + count, fault])
+    return said, after, apart
 
 
 def _backward(
@@ -354,7 +415,7 @@ def _backward(
     launches: Array | None,
 ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
     trace = group.trace
-    table, numbers = _tables(group, depth, index)
+    tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
     arenas = dict(zip(_read(group), read, strict=True))
     moved = _moved(group)
@@ -365,9 +426,8 @@ def _backward(
     def turn(n: Array, real: Array, carry: Any) -> Any:
         flows, gradients = carry
         into = dict(zip(moved, flows, strict=True))
-        launch = _launch(table, left - 1 - n, width)
-        rows = numbers[:, launch.lanes]
-        arguments = _arguments(group, arenas, launch, rows, data)
+        launch = tables.launch(left - 1 - n, width)
+        arguments = _arguments(group, arenas, launch)
         for k in aligned:
             # What is behind the last call is another launch's, or nothing.
             arguments[k] = _where(launch.real, arguments[k], arguments[k][launch.entry[1] - 1])
@@ -389,7 +449,7 @@ def _backward(
             # Nobody else reads these rows, but behind them are another launch's.
             kind, row = trace.arguments[k], launch.row(k - first_aligned)
             into[kind] = lax.dynamic_update_slice_in_dim(into[kind], flow + of_arguments[k], row, 0)
-        lines = iter(rows)
+        lines = iter(launch.rows)
         for k, (kind, gathered) in enumerate(zip(trace.arguments, group.gathered, strict=True)):
             if gathered and k not in aligned:
                 line, flow = next(lines), of_arguments[k]

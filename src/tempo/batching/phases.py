@@ -15,6 +15,8 @@ class Phases:
     needs: dict[Trace, set[Trace]] = field(default_factory=dict)
     number: dict[Trace, int] = field(default_factory=dict)
     anchors: set[Trace] = field(default_factory=set)
+    recursive: set[Trace] = field(default_factory=set)
+    """Those that need results of their own phase."""
 
     def join(self, trace: Trace) -> int:
         """The phase of a cell."""
@@ -32,10 +34,15 @@ class Phases:
         return True
 
     def is_recursive(self, trace: Trace) -> bool:
-        return any(self.number[other] == self.number[trace] for other in self.needs[trace])
+        return trace in self.recursive
 
     def _count(self) -> None:
         self.number = {trace: n for n, traces in enumerate(phases(self.needs)) for trace in traces}
+        self.recursive = {
+            trace
+            for trace, others in self.needs.items()
+            if any(self.number[other] == self.number[trace] for other in others)
+        }
 
 
 def phases(before: Mapping[Trace, set[Trace]]) -> list[list[Trace]]:

@@ -81,7 +81,7 @@ class Calls:
 
 @dataclass(eq=False)
 class Lanes:
-    """The calls of one cell in the order of its launches, on the device."""
+    """The calls of one cell in the order of its launches, on the device; or those of one launch, not there yet."""
 
     group: Group
     index: Array
@@ -89,6 +89,7 @@ class Lanes:
     launches: the first lane, the number of calls, the first rows of results, those of aligned arguments. The second has
     for every other gathered argument the rows of all lanes."""
     depth: int
+    """Zero for one launch: ``index`` has one row then, and as many lanes as the launch, padding included."""
     data: tuple[Array, ...]
     """The other arguments."""
     launches: int
@@ -97,7 +98,15 @@ class Lanes:
     repeated: int
     """How many other calls were the same as some of these."""
     status: Array = None
-    """After computing: (launches done, the first lane with an index that is out of range, counted from one)."""
+    """After computing: (launches done, the first lane with an index that is out of range, counted from one); of one
+    launch None, if the cell has no indices."""
+    apart: dict[int, Array] = field(default_factory=dict)
+    """Results of one launch, by position, that need not be looked for in the arena."""
+
+    def pieces(self) -> list[tuple[Kind, int, int, Array]]:
+        """Of each of these the kind, the first row in the arena, how many there are, and they themselves."""
+        trace = self.group.trace
+        return [(trace.results[k], int(self.index[2 + k]), int(self.index[1]), a) for k, a in self.apart.items()]
 
 
 @dataclass(eq=False)
@@ -157,9 +166,9 @@ class Planner:
             self.groups.see(one.trace, put.wanted_columns(one))
         calls = put.apply(calls, self.groups, recorder) + calls
         rows.grow(recorder.count)
-        return self._runs(_by_trace(calls), rows)
+        return self._runs(_by_trace(calls), rows, wanted is not None)
 
-    def _runs(self, together: Sequence[Calls], rows: Rows) -> list[Run]:
+    def _runs(self, together: Sequence[Calls], rows: Rows, waiting: bool) -> list[Run]:
         # What is computed for others lane by lane has a lane for each of theirs.
         aligned = {calls.trace.early for calls in together}
         parts = [_Part(calls if calls.trace in aligned else _distinct(calls)) for calls in together]
@@ -179,20 +188,21 @@ class Planner:
                 for position in range(len(part.starts)):
                     repeated, made = part.calls.repeats + position
                     rows.of[repeated] = rows.of[made]
-        lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities) for part in parts]
+        lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities, waiting) for part in parts]
         # What few launches read, their kernels take along, which is faster.
-        often = [one for one in lanes if one.launches > FEW]
+        often = [one for some in lanes for one in some if one.launches > FEW]
         if often:
             for one, (index, data) in zip(often, jax.device_put([(o.index, o.data) for o in often]), strict=True):
                 one.index, one.data = index, data
         runs: list[Run] = []
         for _, _, n, k in order:
             width, count = parts[n].widths[k], parts[n].counts[k]
-            if runs and runs[-1].lanes is lanes[n] and runs[-1].width == width:
+            own = lanes[n][k] if len(lanes[n]) > 1 else lanes[n][0]
+            if runs and runs[-1].lanes is own and runs[-1].width == width:
                 runs[-1].launches += 1
                 runs[-1].calls += count
             else:
-                runs.append(Run(lanes[n], width, 1, count))
+                runs.append(Run(own, width, 1, count))
         return runs
 
 
@@ -296,11 +306,14 @@ class _Part:
         self.order: np.ndarray[Any, Any] | None = None
         """Which calls the lanes make, if not one after another."""
         changes = levels[1:] - levels[:-1]
-        if len(changes) and changes.min() < 0:
-            self.order = np.argsort(levels, kind="stable")
-            levels = levels[self.order]
-            changes = levels[1:] - levels[:-1]
-        ends = [*(np.flatnonzero(changes) + 1).tolist(), len(levels)]
+        if changes.any():
+            if changes.min() < 0:
+                self.order = np.argsort(levels, kind="stable")
+                levels = levels[self.order]
+                changes = levels[1:] - levels[:-1]
+            ends = [*(np.flatnonzero(changes) + 1).tolist(), len(levels)]
+        else:
+            ends = [len(levels)]
         self.widths: list[int] = []
         self.counts: list[int] = []
         self.firsts: list[int] = []
@@ -326,36 +339,58 @@ class _Part:
         for position, starts in enumerate(self.starts):
             rows.of[bases + position] = inside + (np.repeat(starts, self.counts) if len(starts) > 1 else starts[0])
 
-    def lanes(self, group: Group, rows: Rows, capacities: dict[Any, int]) -> Lanes:
+    def lanes(self, group: Group, rows: Rows, capacities: dict[Any, int], waiting: bool) -> list[Lanes]:
+        """For each launch, if they are few and instances wait, else for all."""
         calls, trace = self.calls, self.calls.trace
-        size = len(calls.bases)
-        given = [n for n, gathered in enumerate(group.gathered) if not gathered]
-        bytes_ = 4 + sum(calls.trace.arguments[n].bytes for n in given)
-        capacity = capacities[group] = room(size, capacities.get(group, 0), min(max((1 << 16) // bytes_, 64), 4096))
-        depth = capacities[group, "launches"] = room(len(self.counts), capacities.get((group, "launches"), 0), 64)
-        aligned = trace.aligned
         entries = [self.firsts, self.counts, *self.starts]
-        for n in range(aligned):
+        for n in range(trace.aligned):
             assert self.before is not None
             entries.append([self.before.starts[n][0] + first for first in self.firsts])
-            kind = trace.arguments[len(trace.arguments) - aligned + n]
+            kind = trace.arguments[len(trace.arguments) - trace.aligned + n]
             rows.reach(kind, max(map(operator.add, entries[-1], self.widths)))
-        gathered = [n for n in range(len(group.gathered) - aligned) if group.gathered[n]]
-        index = np.zeros(depth * len(entries) + len(gathered) * capacity, np.int32)
-        index[: len(self.counts) * len(entries)] = np.array(entries, np.int32).T.ravel()
-        numbers = index[depth * len(entries) :].reshape(len(gathered), capacity)
-        for line, n in enumerate(gathered):
-            numbers[line, :size] = rows.of[calls.columns[n] if self.order is None else calls.columns[n][self.order]]
-        data = []
-        for n in given:
-            kind = trace.arguments[n]
-            held = np.zeros((capacity, *kind.shape), kind.dtype)
-            column = stacked(calls.columns[n], kind)
-            held[:size] = column if self.order is None else column[self.order]
-            data.append(held)
+        gathered = [n for n in range(len(group.gathered) - trace.aligned) if group.gathered[n]]
+        given = [n for n, is_gathered in enumerate(group.gathered) if not is_gathered]
+        numbers = [calls.columns[n] if self.order is None else calls.columns[n][self.order] for n in gathered]
+        data = [stacked(calls.columns[n], trace.arguments[n]) for n in given]
+        if self.order is not None:
+            data = [column[self.order] for column in data]
         bases = calls.bases if self.order is None else calls.bases[self.order]
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
-        return Lanes(group, index, depth, tuple(data), len(self.counts), bases, repeated)
+        if waiting and len(self.counts) <= FEW:
+            # Kernels of their own, which others are not compiled for: it is with every wait that time is gained.
+            found = []
+            for k, (first, count, width) in enumerate(zip(self.firsts, self.counts, self.widths, strict=True)):
+                own = slice(first, first + count)
+                index = np.empty(len(entries) + len(gathered) * width, np.int32)
+                index[: len(entries)] = [entry[k] for entry in entries]
+                lanes = index[len(entries) :].reshape(len(gathered), width)
+                for line, column in zip(lanes, numbers, strict=True):
+                    line[:count] = rows.of[column[own]]
+                lanes[:, count:] = lanes[:, count - 1 : count]
+                some = tuple([_padded(column[own], width) for column in data])
+                found.append(Lanes(group, index, 0, some, 1, bases[own], 0 if k else repeated))
+            return found
+        size = len(calls.bases)
+        bytes_ = 4 + sum(trace.arguments[n].bytes for n in given)
+        capacity = capacities[group] = room(size, capacities.get(group, 0), min(max((1 << 16) // bytes_, 64), 4096))
+        depth = capacities[group, "launches"] = room(len(self.counts), capacities.get((group, "launches"), 0), 64)
+        index = np.zeros(depth * len(entries) + len(gathered) * capacity, np.int32)
+        index[: len(self.counts) * len(entries)] = np.array(entries, np.int32).T.ravel()
+        lanes = index[depth * len(entries) :].reshape(len(gathered), capacity)
+        for line, column in zip(lanes, numbers, strict=True):
+            line[:size] = rows.of[column]
+        all_data = tuple([_padded(column, capacity) for column in data])
+        return [Lanes(group, index, depth, all_data, len(self.counts), bases, repeated)]
+
+
+def _padded(array: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+    """An array with so many rows, its last one repeated."""
+    if len(array) == length:
+        return array
+    found = np.empty((length, *array.shape[1:]), array.dtype)
+    found[: len(array)] = array
+    found[len(array) :] = array[-1]
+    return found
 
 
 def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:

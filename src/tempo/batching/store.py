@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,6 @@ import numpy as np
 
 from tempo.batching.cell import Kind
 from tempo.batching.planning import Rows
-from tempo.batching.recording import Value
 from tempo.batching.widths import room
 
 Array = Any
@@ -51,19 +51,6 @@ class Store:
         self.idle.update(self.arenas)
         self.arenas = {}
 
-    def fetch(self, values: Sequence[Value], arenas: Arenas | None = None) -> list[np.ndarray[Any, Any]]:
-        """Computed values as NumPy's arrays, fetched together."""
-        by_kind: dict[Kind, list[int]] = {}
-        for n, value in enumerate(values):
-            by_kind.setdefault(value.kind, []).append(n)
-        found: list[Any] = [None] * len(values)
-        for kind, positions in by_kind.items():
-            rows = self.rows.of[[values[n].number for n in positions]]
-            fetched = rows_of((self.arenas if arenas is None else arenas)[kind], rows)
-            for n, array in zip(positions, fetched, strict=True):
-                found[n] = array
-        return found
-
 
 def cleared(arenas: Arenas, idle: Arenas) -> Arenas:
     """Zeros for every arena of floats, where possible in arrays that are there: the memory of new ones is mapped page
@@ -82,18 +69,88 @@ def _cleared(array: Array) -> Array:
     return jnp.zeros_like(array)
 
 
-def rows_of(arena: Array, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if jax.default_backend() == "cpu" and arena.dtype.kind in "biuf":
-        # Where it is. No other view of an arena may stay: kernels would copy it, rather than write into it.
-        found: np.ndarray[Any, Any] = np.from_dlpack(arena.block_until_ready())[rows]
-        return found
+SMALL = 256
+"""Bytes of a row: NumPy's own record of an array is half as large."""
+Piece = tuple[Kind, int, int, Array]
+"""A kind, the first row in its arena, how many there are, and an array with these rows."""
+
+
+def fetched(
+    arenas: Arenas,
+    kinds: Sequence[Kind],
+    rows: np.ndarray[Any, Any],
+    others: Sequence[Array] = (),
+    pieces: Sequence[Piece] = (),
+) -> tuple[list[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]:
+    """Rows of the arenas of these kinds as NumPy's arrays, and other arrays: all are waited for at once, which on a GPU
+    costs as much as some kernels. What is among ``pieces`` is read there, without a kernel.
+
+    All rows may be written to, and one that is kept does not keep those of other instances, unless they are small.
+    """
+    by_kind: dict[Kind, list[int]] = {}
+    for n, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(n)
+    arrays: dict[Kind, Any] = {}
+    away: dict[Kind, np.ndarray[Any, Any]] = {}
+    for kind, positions in by_kind.items():
+        own = rows[positions]
+        if jax.default_backend() == "cpu" and kind.dtype.kind in "biuf":
+            # Where it is. No view of an arena may stay: kernels would copy it, rather than write into it.
+            arena = np.from_dlpack(arenas[kind].block_until_ready())
+            arrays[kind] = arena[own] if kind.bytes <= SMALL else [arena[row].copy() for row in own]
+        else:
+            away[kind] = own
+    if away or others:
+        near = {kind: found for kind, own in away.items() if (found := _near(kind, own, pieces)) is not None}
+        far = [kind for kind in away if kind not in near]
+        widths = tuple([_width(len(away[kind])) for kind in far])
+        index = [_fit(away[kind], width) for kind, width in zip(far, widths, strict=True)]
+        brought = _rows_of(tuple([arenas[kind] for kind in far]), np.concatenate(index), widths) if far else []
+        copies, parts, others = jax.device_get((brought, [some for some, _ in near.values()], others))
+        for kind, copy in zip(far, copies, strict=True):
+            some = copy[: len(away[kind])]
+            arrays[kind] = some.copy() if kind.bytes <= SMALL else [row.copy() for row in some]
+        for (kind, (_, lanes)), part in zip(near.items(), parts, strict=True):
+            arrays[kind] = np.concatenate(part)[lanes]
+    if len(arrays) == 1:
+        return list(*arrays.values()), others
+    result: list[Any] = [None] * len(kinds)
+    for kind, positions in by_kind.items():
+        for n, array in zip(positions, arrays[kind], strict=True):
+            result[n] = array
+    return result, others
+
+
+def _near(
+    kind: Kind, rows: np.ndarray[Any, Any], pieces: Sequence[Piece]
+) -> tuple[list[Array], np.ndarray[Any, Any]] | None:
+    """The pieces of a kind, and where rows are in all of them behind each other; None if some are not there."""
+    own = sorted([piece[1:] for piece in pieces if piece[0] is kind], key=lambda piece: piece[0])
+    if not own:
+        return None
+    firsts, counts = np.array([piece[:2] for piece in own]).T
+    which = np.searchsorted(firsts, rows, "right") - 1
+    lanes = rows - firsts[which]
+    if which.min() < 0 or np.any(lanes >= counts[which]):
+        return None
+    before = np.cumsum([0, *(len(array) for *_, array in own)])
+    return [array for *_, array in own], before[which] + lanes
+
+
+def _width(count: int) -> int:
     width = 16
-    while width < len(rows):
+    while width < count:
         width *= 4
-    padding = np.full(width - len(rows), rows[-1], np.int32)
-    return np.asarray(_rows_of(arena, np.concatenate([rows, padding])))[: len(rows)]
+    return width
 
 
-@jax.jit
-def _rows_of(arena: Array, rows: Array) -> Array:
-    return arena.at[rows].get(mode="promise_in_bounds")
+def _fit(rows: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([rows, np.full(width - len(rows), rows[-1], rows.dtype)])
+
+
+@partial(jax.jit, static_argnums=2)
+def _rows_of(arenas: Sequence[Array], rows: Array, widths: Sequence[int]) -> list[Array]:
+    """So many rows of each arena."""
+    ends = itertools.accumulate(widths)
+    own = [rows[end - width : end] for end, width in zip(ends, widths, strict=True)]
+    return [arena.at[some].get(mode="promise_in_bounds") for arena, some in zip(arenas, own, strict=True)]
