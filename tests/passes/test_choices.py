@@ -150,6 +150,10 @@ def test_what_is_needed_as_a_whole_stays() -> None:
     unchanged(lambda prog, t, T, x: prog.output("half", choice(prog, t, x)[t // 2] + 1))
 
 
+def test_what_is_only_read_at_its_own_step_stays() -> None:
+    unchanged(lambda prog, t, T, x: prog.output("y", choice(prog, t, x) * 2))
+
+
 def test_recurrences_stay() -> None:
     def running(prog: tp.Program, t: Any, T: Any, x: Any) -> None:
         y = prog.recurrent("y", (), t)
@@ -161,4 +165,4 @@ def test_recurrences_stay() -> None:
 
 
 def test_where_a_dim_stops_on_data_everything_stays() -> None:
-    unchanged(lambda prog, t, T, x: prog.output("y", choice(prog, t, x) * 2), stop=True)
+    unchanged(lambda prog, t, T, x: prog.output("y", choice(prog, t, x)[t + 1] * 2), stop=True)

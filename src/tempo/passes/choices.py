@@ -58,15 +58,19 @@ def _chosen(graph: Graph) -> set[Node]:
     whole = {edge.node for edge in (*graph.outputs.values(), *graph.emits.values())}
     whole |= {case.value.node for cases in graph.cases.values() for case in cases}
     first: dict[Node, int] = {}
+    elsewhere: set[Node] = set()
     for node in graph.nodes:
         for edge in node.edges:
             first.setdefault(edge.node, node.number)
+            if not edge.is_here:
+                elsewhere.add(edge.node)
             if node.op is HOST or not all(map(_is_step, edge.index)):
                 whole.add(edge.node)
     return {
         node
         for node, cases in graph.cases.items()
-        if node not in circles
+        if node in elsewhere  # what is only read at its own step is such a choice already
+        and node not in circles
         and node not in whole
         # Operands come before their operations.
         and all(case.value.node.number < first.get(node, 0) for case in cases)

@@ -6,6 +6,7 @@ arbitrary. A primitive masks it where it would do harm, with its own neutral ele
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -56,6 +57,11 @@ class Padded:
         return replace(self, array=array, padding=None)
 
 
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two numbers are the same, as two zeros of different signs are not."""
+    return bool(a == b) and math.copysign(1, a) == math.copysign(1, b)
+
+
 class Jx:
     """What a primitive's ``jax`` function works with: JAX itself and the handling of padding."""
 
@@ -77,7 +83,7 @@ class Jx:
     def masked(x: Padded, axes: Iterable[int], fill: Any) -> Array:
         """The array with ``fill`` in the padding of these axes."""
         array = x.array
-        if x.padding is not None and x.padding == fill:
+        if x.padding is not None and _is_same(x.padding, fill):
             return array
         for axis in axes:
             size = x.sizes[axis]

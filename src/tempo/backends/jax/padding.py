@@ -45,6 +45,7 @@ from tempo.ops.elementwise import (
     SUBTRACT,
     WHERE,
 )
+from tempo.ops.scan import LINEAR_RECURRENCE
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.simplify import number
 from tempo.schedule.loops import Schedule
@@ -64,13 +65,15 @@ class Padding:
         self.known: dict[Node, Any] = {}
         self.filled: dict[Node, Any] = {}
         """The nodes whose padding is given a number when they are computed."""
+        nodes = [n for n in graph.nodes if n.op.jax is not None and n.op is not LINEAR_RECURRENCE]
+        nodes = [n for n in nodes if n not in schedule.folds]
         self.readers: dict[Node, list[tuple[Node, int]]] = {}
-        for node in graph.nodes:
+        for node in nodes:
             for n, edge in enumerate(node.edges):
-                if edge.is_here and node.op.jax is not None and node not in schedule.folds:
+                if edge.is_here:
                     self.readers.setdefault(edge.node, []).append((node, n))
-        for node in graph.nodes:
-            if not self.is_padded(node.here()) or node.op.jax is None or node in schedule.folds:
+        for node in nodes:
+            if not self.is_padded(node.here()):
                 continue
             held = self.held(node, self.known)
             if held is None:
@@ -128,9 +131,7 @@ class Padding:
         if rule is None:
             return None
         held = rule(node, [self.operand(edge, node, known) for edge in node.edges])
-        # A mask would put the other zero there.
-        is_negative_zero = held == 0 and math.copysign(1, held) < 0
-        return None if held is FINITE or held != held or is_negative_zero else held
+        return None if held is FINITE or held != held else held
 
     def operand(self, edge: Edge, node: Node, known: Known) -> Any:
         """What an elementwise operation reads of an operand in its own padding."""
