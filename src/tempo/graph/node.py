@@ -46,7 +46,8 @@ class Primitive:
 
     ``jax(jx, *operands, **attributes)`` is the same on JAX arrays, for one point, where axes whose size depends on
     the point are padded: ``operands`` are ``backends.jax.padded.Padded``, sizes in attributes that depend on the
-    point are ``Extent``, and what lies in the padding of the result does not matter.
+    point are ``Extent``, and what lies in the padding of the result does not matter. ``neutral(dtype, **attributes)``
+    is what it puts into the padding of an operand that would do harm.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Primitive:
     reference: Callable[..., Any] | None = None
     gradient: Callable[..., tuple[Any, ...]] | None = None
     jax: Callable[..., Any] | None = None
+    neutral: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -102,7 +102,7 @@ def spare_letters(subscripts: str, count: int) -> list[str]:
     return [letter for letter in string.ascii_letters if letter not in subscripts][:count]
 
 
-EINSUM = Primitive("einsum", infer=_infer, reference=_reference, gradient=_gradient, jax=_jax)
+EINSUM = Primitive("einsum", _infer, _reference, _gradient, _jax, neutral=lambda dtype, **_: 0)
 
 
 def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> RecurrentTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,12 +76,12 @@ def _take_along_jax(jx: Jx, x: Padded, indices: Padded, *, axis: int) -> Any:
 
 
 def _scatter_add_jax(jx: Jx, x: Padded, indices: Padded, updates: Padded, *, axis: int) -> Any:
-    at = replace(indices, array=_in_range_jax(jx, indices, x, axis))
+    at = indices.other(_in_range_jax(jx, indices, x, axis))
     return _added(jx, x, (slice(None),) * axis + (jx.masked(at, at.ragged, x.array.shape[axis]),), updates)
 
 
 def _scatter_add_along_jax(jx: Jx, x: Padded, indices: Padded, updates: Padded, *, axis: int) -> Any:
-    at = replace(indices, array=_in_range_jax(jx, indices, x, axis))
+    at = indices.other(_in_range_jax(jx, indices, x, axis))
     key = list(jx.np.ogrid[tuple(slice(n) for n in at.array.shape)])
     # Padding along other axes is added to the padding of ``x``.
     key[axis] = jx.masked(at, (axis,), x.array.shape[axis])

@@ -116,6 +116,7 @@ PLACE = Primitive(
     reference=_place,
     gradient=lambda g, out, x, *, shape, starts, steps, value: (window(g, starts, x.shape, steps),),
     jax=_place_jax,
+    neutral=lambda dtype, *, value, **_: value.item(),
 )
 
 

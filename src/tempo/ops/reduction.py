@@ -103,7 +103,7 @@ def _extremum(name: str, function: Callable[..., Array], neutral: Callable[[DTyp
         fill = neutral(x.dtype)
         return getattr(jx.np, name)(jx.masked(x, axes, fill), axes, initial=fill if initial is None else initial)
 
-    return Primitive(name, _infer, reference, _extremum_gradient, jax)
+    return Primitive(name, _infer, reference, _extremum_gradient, jax, lambda dtype, **_: neutral(dtype))
 
 
 def _infer_position(x: Edge, *, axis: int) -> tuple[Shape, DType]:
@@ -123,7 +123,7 @@ def _position(name: str, function: Callable[..., Array], neutral: Callable[[DTyp
             return jx.np.zeros(array.shape[:axis] + array.shape[axis + 1 :], dtypes.DEFAULT_INT)
         return getattr(jx.lax, name)(array, axis, dtypes.DEFAULT_INT)
 
-    return Primitive(name, _infer_position, reference, jax=jax)
+    return Primitive(name, _infer_position, reference, jax=jax, neutral=lambda dtype, **_: neutral(dtype))
 
 
 def _accumulate(name: str, neutral: int) -> Callable[..., Any]:
@@ -140,6 +140,7 @@ SUM = Primitive(
     reference=lambda x, *, axes: np.asarray(accumulate_in(x).sum(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=lambda g, out, x, *, axes: (_spread(g, x, axes),),
     jax=_accumulate("sum", 0),
+    neutral=lambda dtype, **_: 0,
 )
 PROD = Primitive(
     "prod",
@@ -147,6 +148,7 @@ PROD = Primitive(
     reference=lambda x, *, axes: np.asarray(accumulate_in(x).prod(axes, dtype=accumulate_in(x).dtype)).astype(x.dtype),
     gradient=_prod_gradient,
     jax=_accumulate("prod", 1),
+    neutral=lambda dtype, **_: 1,
 )
 MAX = _extremum("max", np.max, dtypes.lowest)
 MIN = _extremum("min", np.min, dtypes.highest)
@@ -155,12 +157,14 @@ ANY = Primitive(
     _infer,
     reference=lambda x, *, axes: np.asarray(np.any(x, axes)),
     jax=lambda jx, x, *, axes: jx.np.any(jx.masked(x, axes, False), axes),
+    neutral=lambda dtype, **_: False,
 )
 ALL = Primitive(
     "all",
     _infer,
     reference=lambda x, *, axes: np.asarray(np.all(x, axes)),
     jax=lambda jx, x, *, axes: jx.np.all(jx.masked(x, axes, True), axes),
+    neutral=lambda dtype, **_: True,
 )
 ARGMAX = _position("argmax", np.argmax, dtypes.lowest)
 ARGMIN = _position("argmin", np.argmin, dtypes.highest)

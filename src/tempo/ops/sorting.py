@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def _jax(jx: Jx, x: Padded, *, axis: int, descending: bool, count: Any) -> Any:
     elif descending:
         keys = [~array]
     # Of equal keys the first comes first, so padding with the greatest keys comes last.
-    keys = [jx.masked(replace(x, array=key), (axis,), True if key.dtype == bool else highest) for key in keys]
+    keys = [jx.masked(x.other(key), (axis,), True if key.dtype == bool else highest) for key in keys]
     places_ = jx.lax.broadcasted_iota(dtypes.DEFAULT_INT, array.shape, axis)
     order = jx.lax.sort((*keys, places_), axis, is_stable=True, num_keys=len(keys))[-1]
     return jx.fit(order, (*order.shape[:axis], jx.most(count), *order.shape[axis + 1 :]))

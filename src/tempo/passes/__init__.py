@@ -9,6 +9,7 @@ from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.attention import fuse_attention
+from tempo.passes.choices import choose_where_read
 from tempo.passes.equal import merge_equal
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
@@ -24,6 +25,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("drop single steps", drop_single_steps),
     ("simplify", simplify),
     ("merge equal", merge_equal),
+    ("choose where read", choose_where_read),
     ("split pinned", split_pinned),
     ("hand rows on", hand_rows_on),
     ("skew", skew),

@@ -21,14 +21,13 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tempo.analysis.causality import node_circles
-from tempo.errors import IndexExpressionError
 from tempo.graph.node import Case, Domain, Edge, Graph, Node, dims_of
 from tempo.graph.structural import HOST, HOST_RESULT, RECURRENT
 from tempo.graph.traversal import components
 from tempo.passes.rewrite import Rebuilt, assemble
 from tempo.passes.variables import case_in, in_variables
-from tempo.symbolic import Bound, Condition, Dim, Expr, Slice, Symbol, conjunction, equal
-from tempo.symbolic.polyhedral import to_set
+from tempo.symbolic import Condition, Dim, Expr, Slice, Symbol, conjunction, equal
+from tempo.symbolic.polyhedral import may_hold
 from tempo.symbolic.regions import pinned
 
 Item = TypeVar("Item", bound=Expr | Slice)
@@ -176,19 +175,10 @@ def _applying(pin: Pin, domain: Domain, regions: tuple[Condition, ...]) -> tuple
     found = []
     for n, region in enumerate(regions):
         there = region.substitute(step)
-        if _may_hold(conjunction([there, *(~e for e in earlier)]), rest):
+        if may_hold(conjunction([there, *(~e for e in earlier)]), rest):
             found.append(n)
         earlier.append(there)
     return tuple(found)
-
-
-def _may_hold(condition: Condition, dims: Domain) -> bool:
-    """Whether a condition may hold at some point, for some bounds."""
-    bounds = conjunction(s >= 1 for s in condition.symbols() if isinstance(s, Bound))
-    try:
-        return not to_set(condition & bounds, dims).is_empty()
-    except IndexExpressionError:
-        return True
 
 
 def _box(domain: Domain) -> Condition:
@@ -333,7 +323,7 @@ class _Split:
             return False
         item, step = edge.index[edge.node.domain.index(d)], self.pin.at(d)
         hit = (step >= item.start) & (step < item.stop) if isinstance(item, Slice) else equal(item, step)
-        return _may_hold(hit & condition, domain)
+        return may_hold(hit & condition, domain)
 
     def is_same_step(self, edge: Edge, reader: Node) -> bool:
         """Whether a reader's own step is the step of the dim that it reads."""

@@ -29,6 +29,7 @@ from tempo.symbolic.condition import (
     equal,
 )
 from tempo.symbolic.expr import (
+    Bound,
     Dim,
     Expr,
     ExprLike,
@@ -64,6 +65,15 @@ def to_set(condition: Condition, dims: Sequence[Dim], name: str = "") -> isl.Set
 def box(dims: Sequence[Dim], name: str = "") -> isl.Set:
     """The points of ``name[dims]`` with ``0 <= d < d.bound`` for every dim."""
     return to_set(conjunction(c for d in dims for c in (d >= 0, d < d.bound)), dims, name)
+
+
+def may_hold(condition: Condition, dims: Sequence[Dim]) -> bool:
+    """Whether a condition may hold at some point, for some bounds."""
+    bounds = conjunction(s >= 1 for s in condition.symbols() if isinstance(s, Bound))
+    try:
+        return not to_set(condition & bounds, dims).is_empty()
+    except IndexExpressionError:
+        return True
 
 
 def access(

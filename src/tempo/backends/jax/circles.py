@@ -105,7 +105,7 @@ class Caches:
 
 
 def _full(x: Padded, array: Array, axis: int, size: int) -> Padded:
-    return replace(x, array=array, sizes=(*x.sizes[:axis], size, *x.sizes[axis + 1 :]))
+    return replace(x.other(array), sizes=(*x.sizes[:axis], size, *x.sizes[axis + 1 :]))
 
 
 def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Circle | Caches | None:

@@ -22,9 +22,10 @@ from tempo.backends.jax import apart, rows
 from tempo.backends.jax.circles import Caches, Circle, Slots, circle
 from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
+from tempo.backends.jax.padding import Padding
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.backends.jax.settled import Settled
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.ops.creation import CONSTANT, FULL
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
@@ -98,6 +99,7 @@ class Lowering:
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.settled = Settled(graph, schedule, self.stopping)
+        self.padding = Padding(graph, schedule)
         self.iterated = Iterated(schedule)
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -435,8 +437,7 @@ class Lowering:
             points = {d for d, step in fresh.at.items() if not isinstance(step, BlockSteps)}
             here = {d: Latest() if d in points else kept for d, kept in store.dims.items()}
             present = self.present(edge.node, [d for d in fresh.at if d not in points], block)
-            value = read(edge, fresh.array, replace(store, dims=here), block, present)
-            return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+            return self.fitted(edge, read(edge, fresh.array, replace(store, dims=here), block, present), lengths)
         held, store = self.held(edge, state, block)
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
@@ -459,7 +460,12 @@ class Lowering:
         value = read(
             edge, held, replace(store, dims=here), block, self.present(edge.node, blocks, block), whole is not None
         )
-        return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *lengths)), value.dims)
+        return self.fitted(edge, value, lengths)
+
+    def fitted(self, edge: Edge, value: Value, lengths: tuple[int, ...]) -> Value:
+        """What an edge reads, with axes of these lengths behind those of the block."""
+        shape = (*value.array.shape[: len(value.dims)], *lengths)
+        return Value(jx.fit(value.array, shape, self.padding(edge)), value.dims)
 
     def literal(self, node: Node) -> Array:
         """A number where it is read: XLA knows more ways to compute with numbers that it knows."""
@@ -526,7 +532,7 @@ class Lowering:
         array = function(coordinates, [o.array for o in operands], traced, first)
         dims = tuple(d for d in block.dims if d in varying)
         sizes = (extent(size, block.spans(), self.numbers) for size in node.shape)
-        return Value(jx.fit(array, (*array.shape[: len(dims)], *sizes)), dims)
+        return Value(jx.fit(array, (*array.shape[: len(dims)], *sizes), self.padding(node.here())), dims)
 
     def function(
         self,
@@ -543,11 +549,12 @@ class Lowering:
         of them are in a model of many layers.
         """
         assert node.op.jax is not None, f"{node.op.name} has no JAX form"
-        symbols = self.symbols(node, edges)
+        fill = self.padding.filled.get(node)
+        symbols = self.symbols(node, edges) | (frozenset() if fill is None else shape_symbols(node.shape))
         known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
         names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
         numbers = {s: value for s, value in known.items() if s not in names}
-        shapes = tuple((edge.shape, self.settled(edge)) for edge in edges)
+        shapes = tuple((edge.shape, self.settled(edge), self.padding(edge)) for edge in edges)
         axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
         still = None if turned is None else replace(turned, first=None)
         traced = {name: known[s] for s, name in names.items()}
@@ -565,6 +572,7 @@ class Lowering:
                 tuple(numbers.items()),
                 tuple(names.items()),
                 still,
+                None if fill is None else (node.shape, fill),
             )
         if key in self.functions:
             return self.functions[key], traced
@@ -572,15 +580,21 @@ class Lowering:
         def at_point(coordinates: list[Array], arrays: list[Array], traced: dict[str, Array], first: Any) -> Array:
             here = {**numbers, **{s: traced[name] for s, name in names.items()}}
             here |= dict(zip(block.dims, coordinates, strict=True))
+
+            def sizes(shape: Shape) -> tuple[Size, ...]:
+                return tuple(self.size(size, here, block) for size in shape)
+
             padded = [
-                Padded(array, tuple(self.size(size, here, block) for size in shape), settled)
-                for array, (shape, settled) in zip(arrays, shapes, strict=True)
+                Padded(array, sizes(shape), settled, padding)
+                for array, (shape, settled, padding) in zip(arrays, shapes, strict=True)
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
             if still is None:
-                return node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
-            circle = replace(still, first=first)
-            return circle.ordered(node.op.jax(jx, *circle.turned(padded), **attributes))  # type: ignore[misc]
+                result = node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+            else:
+                circle = replace(still, first=first)
+                result = circle.ordered(node.op.jax(jx, *circle.turned(padded), **attributes))  # type: ignore[misc]
+            return result if fill is None else jx.masked(Padded(result, sizes(node.shape)), range(result.ndim), fill)
 
         function: Callable[..., Array] = at_point
         for n, d in reversed(list(enumerate(block.dims))):
@@ -701,7 +715,7 @@ class Lowering:
         if held is None:
             # What is put into known zeros, XLA would make anew as a padded array, element by element.
             held = jx.lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
-        array = jx.fit(array, (*block.lengths, *store.value))
+        array = jx.fit(array, (*block.lengths, *store.value), self.padding(node.here()))
         state[_Fresh(node)] = _Value(array, inside)
         if node in state.get(_UNSTORED, ()):
             return held

@@ -1,13 +1,14 @@
 """Values with padded axes, and what primitives need to cope with them.
 
 An axis whose size depends on the point (``t + 1``) is as long as it ever gets; what lies beyond its true size is
-arbitrary. A primitive masks it where it would do harm, with its own neutral element, and nowhere else.
+arbitrary. A primitive masks it where it would do harm, with its own neutral element, unless that is known to be there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -34,12 +35,13 @@ class Padded:
     """An array and the true sizes of its axes.
 
     ``settled`` says that padding holds values of other steps or zeros, as a slice of a store does, rather than
-    what some computation left there.
+    what some computation left there. ``padding`` is the one number that padding holds, if it is known.
     """
 
     array: Array
     sizes: tuple[Size, ...]
     settled: bool = False
+    padding: Any = None
 
     @property
     def dtype(self) -> Any:
@@ -49,6 +51,15 @@ class Padded:
     def ragged(self) -> tuple[int, ...]:
         """The axes that have padding."""
         return tuple(n for n, size in enumerate(self.sizes) if isinstance(size, Extent))
+
+    def other(self, array: Array) -> Padded:
+        """Another array of the same sizes."""
+        return replace(self, array=array, padding=None)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two numbers are the same, as two zeros of different signs are not."""
+    return bool(a == b) and math.copysign(1, a) == math.copysign(1, b)
 
 
 class Jx:
@@ -72,6 +83,8 @@ class Jx:
     def masked(x: Padded, axes: Iterable[int], fill: Any) -> Array:
         """The array with ``fill`` in the padding of these axes."""
         array = x.array
+        if x.padding is not None and _is_same(x.padding, fill):
+            return array
         for axis in axes:
             size = x.sizes[axis]
             if isinstance(size, Extent):
@@ -87,12 +100,12 @@ class Jx:
         return jnp.take(array, positions, axis, mode="clip")
 
     @staticmethod
-    def fit(array: Array, lengths: tuple[int, ...]) -> Array:
-        """The array with the ends of its axes cut off, or filled up with zeros, to these lengths."""
+    def fit(array: Array, lengths: tuple[int, ...], fill: Any = None) -> Array:
+        """The array with the ends of its axes cut off, or filled up (with zeros), to these lengths."""
         if array.shape == lengths:
             return array
         margins = [(0, length - found, 0) for found, length in zip(array.shape, lengths, strict=True)]
-        return lax.pad(array, jnp.zeros((), array.dtype), margins)
+        return lax.pad(array, jnp.asarray(0 if fill is None else fill, array.dtype), margins)
 
 
 jx = Jx()

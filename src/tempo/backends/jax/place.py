@@ -19,6 +19,7 @@ class Place:
 
     def __init__(self, device: Any, wide: bool, inputs: Mapping[str, Any], offloaded: Container[str] = ()) -> None:
         self.device = device
+        self.devices = {device}
         self.wide = wide
         self.inputs = inputs
         self.offloaded = offloaded
@@ -43,7 +44,7 @@ class Place:
         return tuple(map(self.on_device, given))
 
     def on_device(self, array: Array) -> Array:
-        if isinstance(array, jax.Array) and array.devices() == {self.device}:
+        if isinstance(array, jax.Array) and array.devices() == self.devices:
             return array
         return jax.device_put(array, self.device)
 
