@@ -163,7 +163,7 @@ class _Move:
     def moves_on(self, edge: Edge, place: Place) -> bool:
         """Whether the selected elements of what an edge reads are computed alone."""
         left, moved = self.both(edge, place)
-        return (edge, place) == (self.one.read, self.one.place) or moved < left
+        return (edge, place) == (self.one.read, self.one.place) or moved <= left
 
     def both(self, edge: Edge, place: Place) -> tuple[float, float]:
         """What the selected elements cost if they are selected there, and if they are computed alone."""
