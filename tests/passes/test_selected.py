@@ -233,6 +233,18 @@ def test_elements_that_are_read_where_they_are_computed_are_left_to_the_backend(
     assert unchanged(prog, {T: 5})
 
 
+def test_a_loss_that_reads_a_few_of_the_logits_of_a_training_leaves_them_whole() -> None:
+    """They are there when the loss is computed: the loop that trains needs all of them."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        x, label = prog.input("x", (4, 8), i), prog.input("label", 4, i, dtype="int32")
+        W = prog.state("W", prog.input("first", (8, 64)), over=i)
+        loss = tp.nn.cross_entropy(x @ W, label)
+        W.next = W - 0.1 * tp.grad(tp.sum(loss), W)
+        prog.output("loss", loss)
+    assert unchanged(prog, {I: 5})
+
+
 def test_a_long_way_is_not_gone_to_its_end() -> None:
     with tp.Program() as prog:
         x = prog.input("x", (16, 3))

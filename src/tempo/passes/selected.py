@@ -20,7 +20,7 @@ from typing import Any
 from tempo.analysis.causality import node_circles
 from tempo.graph.node import Domain, Edge, Graph, Node, Shape, Size, dims_of
 from tempo.graph.structural import INPUT
-from tempo.graph.traversal import dependents
+from tempo.graph.traversal import dependents, reachable
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.indexing import SLICE
 from tempo.ops.reduction import ARGMAX, ARGMIN
@@ -76,7 +76,9 @@ class _Costs:
     """What a graph's nodes cost, and who reads them."""
 
     def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
+        self.graph = graph
         self.numbers = numbers
+        self.needed: dict[Node, set[int]] = {}
         self.circle_of = {node: n for n, circle in enumerate(node_circles(graph)) for node in circle}
         self.in_loops = dependents(self.circle_of, graph)
         self.readers: dict[Node, list[tuple[Node | None, Edge]]] = {}
@@ -106,6 +108,21 @@ class _Costs:
                 found.add(one)
                 pending.extend(edge.node for edge in one.edges)
         return found
+
+    def is_apart(self, one: Selection) -> bool:
+        """Whether a selection reads another step, or in another loop. What is in no loop is done where what it reads
+        is, unless its indices come later."""
+        own, read = self.circle_of.get(one.node), one.read.node
+        if not one.read.is_here or own not in (None, self.circle_of.get(read)):
+            return True
+        return any(self.circles(edge.node) - self.circles(read) for edge in one.node.edges[1:])
+
+    def circles(self, node: Node) -> set[int]:
+        """The circles that a node needs."""
+        if node not in self.needed:
+            found = reachable([node], self.graph.cases)
+            self.needed[node] = {self.circle_of[n] for n in found if n in self.circle_of}
+        return self.needed[node]
 
     def is_kept(self, node: Node, besides: Set[Node]) -> bool:
         """Whether all steps of a node are kept, whatever becomes of some of its readers: for a result, or for what is
@@ -154,7 +171,7 @@ class _Move:
         self.one = one
         self.dead = dead
         """What is only computed for this selection, and others that move with it."""
-        self.is_apart = not one.read.is_here or costs.circle_of.get(one.node) != costs.circle_of.get(one.read.node)
+        self.is_apart = costs.is_apart(one)
         """Whether what it reads is kept for it: until another step, or another loop."""
         self.times = costs.points(one.node.domain)
         self.prices: dict[tuple[Edge, Place], tuple[float, float]] = {}
