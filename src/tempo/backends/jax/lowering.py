@@ -652,8 +652,9 @@ class Lowering:
     def mask(self, condition: Condition, block: Block) -> Value:
         """Where a condition holds in a block, without those of its parts that hold at all steps."""
         parts = condition.parts if isinstance(condition, And) else (condition,)
-        condition = conjunction(part for part in parts if decide(part, block.spans(), self.numbers) is not True)
-        return self.steps(condition, block)
+        spans = block.spans()
+        left = conjunction(part for part in parts if decide(part, spans, self.numbers) is not True)
+        return self.steps(left, block)
 
     def steps(self, value: Expr | Condition, block: Block) -> Value:
         """A number of the steps, or whether a condition on them holds, at all points of a block."""
