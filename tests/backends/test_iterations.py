@@ -149,3 +149,21 @@ def test_keys_of_random_numbers_are_arrays_of_their_own() -> None:
         prog.output("drawn", tp.random.bits(domain=(t, s)))
     # The operation's number, t and s.
     assert text(parallel(prog, {T: 2, S: 4})).count("stablehlo.optimization_barrier") == 3
+
+
+def test_borders_of_a_wavefront_are_computed_and_no_arrays_in_memory() -> None:
+    """Which case applies, and the numbers of steps, came from arrays: six of them for every iteration made one with
+    others, 190 for an edit distance."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        j, J = prog.dim("j")
+        a, b = prog.input("a", domain=i, dtype=tp.int32), prog.input("b", domain=j, dtype=tp.int32)
+        D = prog.recurrent("D", domain=(i, j), dtype=tp.int32)
+        D[0, j] = j.value
+        D[i, 0] = tp.index_value(2 * i)
+        D[i, j] = tp.minimum(D[i - 1, j - 1] + tp.where(a == b, 0, 1), tp.minimum(D[i, j - 1], D[i - 1, j]) + 1)
+        prog.output("distance", D[I - 1, J - 1])
+    run = parallel(prog, {I: 20, J: 30})
+    same(prog, {I: 20, J: 30}, run, a=np.arange(20) % 3, b=np.arange(30) % 4)
+    known = [line for line in text(run).splitlines() if "stablehlo.constant" in line]
+    assert known and not any("tensor<20x" in line for line in known)

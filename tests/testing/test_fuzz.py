@@ -24,7 +24,7 @@ from tempo.testing.recipe import Dim, Recipe
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.stops import is_well_formed, with_bound
 from tempo.testing.strategies import programs
-from tempo.testing.syntax import Case, Draw, Input, Let, Output, Read, Recurrent, Type
+from tempo.testing.syntax import Case, Draw, Input, Let, Output, Read, Recurrent, Stop, Type
 from tempo.testing.terms import Number, Point, Symbol
 
 SLOW = settings(
@@ -288,3 +288,10 @@ def test_a_dim_does_not_stop_before_a_step_that_a_case_nobody_needs_reads() -> N
     recipe = Recipe((Dim("s", 2), Dim("t", 2)), statements)
     assert is_well_formed(recipe)
     assert not is_well_formed(with_bound(recipe, "t", 1))
+
+
+def test_a_dim_does_not_stop_on_what_is_not_there_at_its_last_step() -> None:
+    following = Read("x", ("t",), (Point(Symbol("t") + 1),))
+    whole = Output("x", Read("x", ("t",), (Point(Symbol("t"), "here"),)))
+    statements = Input("x", Type(("t",), (), "bool"), 0), whole, Stop("t", following)
+    assert not is_well_formed(Recipe((Dim("t", 2),), statements))

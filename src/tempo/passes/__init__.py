@@ -14,6 +14,7 @@ from tempo.passes.equal import merge_equal
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.rows import hand_rows_on
+from tempo.passes.selected import compute_selected
 from tempo.passes.simplify import simplify
 from tempo.passes.single_steps import drop_single_steps
 from tempo.passes.skew import skew
@@ -26,6 +27,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("simplify", simplify),
     ("merge equal", merge_equal),
     ("choose where read", choose_where_read),
+    ("compute selected", compute_selected),
     ("split pinned", split_pinned),
     ("hand rows on", hand_rows_on),
     ("skew", skew),
@@ -33,7 +35,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
 )
 
 # These ask for the bounds' numbers, and for the dims that are unrolled.
-FOR_NUMBERS = (drop_single_steps, skew)
+FOR_NUMBERS = (drop_single_steps, compute_selected, skew)
 
 FUSE_ATTENTION = "fuse attention"
 

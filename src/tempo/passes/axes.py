@@ -12,13 +12,17 @@ from tempo.ops.gathering import TAKE, TAKE_ALONG_AXIS
 from tempo.ops.indexing import PLACE, SLICE
 from tempo.ops.reduction import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PROD, SUM
 from tempo.ops.scan import CUMMAX, CUMMIN, CUMPROD, CUMSUM
-from tempo.ops.shaping import BROADCAST_TO, CONCATENATE, RESHAPE, TRANSPOSE
+from tempo.ops.shaping import BROADCAST_TO, CONCATENATE, FLIP, RESHAPE, TRANSPOSE
 from tempo.ops.sizes import total
+from tempo.ops.sorting import ARGSORT
 
 Axes = tuple[int | None, ...]
 """Per operand its axis, if it has one."""
 
 REDUCTIONS = (SUM, PROD, MAX, MIN, ANY, ALL)
+
+ALIGNED = {*(op for op in vars(elementwise).values() if isinstance(op, Primitive)), BROADCAST_TO}
+"""Operations whose operands' axes are counted from the last one; those of size 1 broadcast."""
 
 
 def operand_axes(node: Node, axis: int) -> Axes | None:
@@ -99,14 +103,18 @@ def _beside(node: Node, axis: int) -> Axes | None:
     return None if axis == node.attributes["axis"] else (axis,) * len(node.edges)
 
 
+def _turned(node: Node, axis: int) -> Axes | None:
+    return None if axis in node.attributes["axes"] else (axis,)
+
+
 _RULES: Mapping[Primitive, Callable[[Node, int], Axes | None]] = {
-    **{op: _aligned for op in vars(elementwise).values() if isinstance(op, Primitive)},
+    **dict.fromkeys(ALIGNED, _aligned),
     **dict.fromkeys(REDUCTIONS, _reduced),
     **dict.fromkeys((ARGMAX, ARGMIN), _position),
-    **dict.fromkeys((CONCATENATE, CUMMAX, CUMMIN, CUMPROD, CUMSUM, TAKE_ALONG_AXIS), _beside),
+    **dict.fromkeys((ARGSORT, CONCATENATE, CUMMAX, CUMMIN, CUMPROD, CUMSUM, TAKE_ALONG_AXIS), _beside),
     **dict.fromkeys((FULL, GRID, IOTA), lambda node, axis: ()),
-    BROADCAST_TO: _aligned,
     EINSUM: _contracted,
+    FLIP: _turned,
     PLACE: _placed,
     RESHAPE: _reshaped,
     SLICE: _cut,

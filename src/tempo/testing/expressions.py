@@ -82,9 +82,19 @@ class Expressions(Reader):
                 "reduced",
                 "reduced",
                 "reduced",
-            ] + ["chosen", "contracted", "taken", "converted", "rearranged", "attended", "positive", "convolved"]
+            ] + [
+                "chosen",
+                "contracted",
+                "taken",
+                "converted",
+                "rearranged",
+                "attended",
+                "positive",
+                "convolved",
+                "selected",
+            ]
         if dtype == "int32":
-            return ["leaf", "steps", "whole", "whole", "reduced", "taken", "chosen", "rearranged"] + (
+            return ["leaf", "steps", "whole", "whole", "reduced", "taken", "selected", "chosen", "rearranged"] + (
                 ["steps"] if self.smooth else ["converted", "position", "position", "position"]
             )
         return ["leaf", "condition", "compared", "compared", "logic", "reduced", "chosen"]
@@ -343,8 +353,11 @@ class Expressions(Reader):
         size, *others = shape
         rest = tuple(others)
         assert isinstance(size, int)
-        names = ["flip", "roll", "stack", "concatenate", "reshape", "pad", "space", "window", "repeat", "tile"]
-        names += ["transpose"] * 3 * (len(shape) == 2) + ([] if self.smooth or dtype == "bool" else ["top_k"])
+        names = ["flip", "roll", "stack", "concatenate", "pad", "space", "window", "repeat", "tile"]
+        # One axis reshaped to one is the tensor itself, of which there may be no gradient.
+        names += ["transpose", "transpose", "transpose", "reshape"] * (len(shape) == 2) + (
+            [] if self.smooth or dtype == "bool" else ["top_k"]
+        )
         name = self.choices.choice(names)
         match name:
             case "transpose":

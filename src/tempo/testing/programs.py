@@ -46,7 +46,7 @@ class _Generator(Repeats):
             + [self.draw_recurrent] * 3
             + [self.draw_mutual, self.draw_mutual, self.draw_state, self.draw_random]
             + [self.draw_growing, self.draw_training, self.draw_host, self.draw_repeated, self.draw_repeated]
-            + [self.draw_sequence, self.draw_growing]
+            + [self.draw_sequence, self.draw_growing, self.draw_table]
         )
         for _ in range(self.choices.integer(1, 3)):
             self.choices.choice(blocks)()

@@ -8,6 +8,8 @@ from tempo.testing.expressions import LARGEST, UNARY, Expressions, is_float, is_
 from tempo.testing.reading import Scope, Value
 from tempo.testing.syntax import Expression, Literal, Read, Shape, Size, Steps
 
+# How many elements there are to select from: enough for it to pay to compute only what is selected.
+TABLE = 5
 # No slice of a recipe is longer: bounds go up to 5, states and x[t + 1] reach one step further.
 LONGEST = 6
 
@@ -199,6 +201,39 @@ class Sequences(Expressions):
         if is_float(dtype) and not indices and len(rest) < 2 and self.choices.boolean(0.3):
             weights = self.apply("one_hot", [chosen], (size,), dtype, 1.0, size=size)
             return self.fit(self.apply("@", [weights, x], rest, dtype, x.bound), shape)
+        return self.fit(self.apply("take", [x, chosen], (*indices, *rest), dtype, x.bound, axis=0), shape)
+
+    def table(self, scope: Scope, dtype: str, depth: int) -> Value:
+        """Something to select from: a value with an axis of some length in front."""
+        kind = self.choices.choice(("as it is", "as it is", "reduced", "reduced", "position", "along the other axis"))
+        if kind == "reduced" and dtype != "bool":
+            return self._reduce(scope, self.value(scope, (3, TABLE), dtype, depth), 0)
+        if kind == "position" and dtype == "int32" and not self.smooth:
+            x = self.value(scope, (3, TABLE), self._float(), depth)
+            return self.apply(self.choices.choice(("argmax", "argmin")), [x], (TABLE,), dtype, 2.0, axis=0)
+        rest = self.choices.choice(((), (2,)))
+        x = self.value(scope, (TABLE, *rest), dtype, depth)
+        if kind == "along the other axis" and rest and dtype != "bool":
+            name = self.choices.choice(("cumsum", "flip") if self.smooth else ("cumsum", "flip", "sort", "argsort"))
+            result = "int32" if name == "argsort" else dtype
+            found = self.apply(name, [x], x.shape, result, max(2 * x.bound, 1.0), axis=1)
+            return self.cast(found, dtype)
+        return x
+
+    def _selected(self, scope: Scope, shape: Shape, dtype: str, depth: int) -> Value:
+        """Elements of something computed, here or at another step, at places that are computed."""
+        tables = [x for x in self.candidates(dtype) if x.type.shape[:1] == (TABLE,)]
+        x = self.read(scope, self.choices.choice(tables)) if tables and self.choices.boolean(0.7) else None
+        x = self.table(scope, dtype, depth) if x is None else self.cast(x, dtype)
+        rest = x.shape[1:]
+        along = self.choices.boolean(0.3)
+        indices = (self.choices.integer(1, 2), *rest) if along else self.choices.choice(((), (), (2,), (1, 2)))
+        chosen = self.value(scope, indices, "int32", min(depth, 1))
+        chosen = self.apply("%", [chosen, Literal(TABLE)], indices, "int32", TABLE)
+        if self.choices.boolean(0.2):  # counted from the end
+            chosen = self.apply("-", [chosen, Literal(TABLE)], indices, "int32", TABLE)
+        if along:
+            return self.fit(self.apply("take_along_axis", [x, chosen], indices, dtype, x.bound, axis=0), shape)
         return self.fit(self.apply("take", [x, chosen], (*indices, *rest), dtype, x.bound, axis=0), shape)
 
     def _position(self, scope: Scope, shape: Shape, dtype: str, depth: int) -> Value:

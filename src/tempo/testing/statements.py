@@ -86,6 +86,12 @@ class Statements(Sequences):
         shape, dtype = self.choices.choice(SHAPES), self.dtype()
         self.bind(scope, self.value(scope, shape, dtype, self.choices.integer(1, 2)))
 
+    def draw_table(self) -> None:
+        """``a = ...`` to be selected from."""
+        scope = self.open_scope()
+        dtype = self.choices.choice(("int32", self._float()))
+        self.bind(scope, self.table(scope, dtype, self.choices.integer(0, 1)))
+
     def draw_view(self) -> None:
         """``a = x[...]``: another name for a part of a tensor, to be indexed again."""
         scope = self.open_scope()

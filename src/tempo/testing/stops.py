@@ -48,8 +48,6 @@ Array = np.ndarray[Any, Any]
 def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     """The recipe with a stop condition for one of its dims, where it may have one."""
     dim = choices.choice([d for d in recipe.dims if d.bound > 1] or recipe.dims)
-    if not all(is_well_formed(with_bound(recipe, dim.name, n)) for n in range(1, dim.bound)):
-        return recipe
     conditions: list[Expression] = [Holds(Comparison(">=", Symbol(dim.name), Number(choices.integer(0, dim.bound))))]
     for name, type in recipe.types().items():
         if (type.domain, type.shape) == ((dim.name,), ()) and not waits_for(recipe, name, dim):
@@ -60,7 +58,9 @@ def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     if isinstance(condition, Holds) and choices.boolean():
         extra = (Input("done", Type((dim.name,), (), "bool"), choices.integer(0, 99)),)
         condition = Read("done", (dim.name,), (Point(Symbol(dim.name), "here"),))
-    return replace(recipe, statements=(*extra, *recipe.statements, Stop(dim.name, condition)))
+    stopping = replace(recipe, statements=(*extra, *recipe.statements, Stop(dim.name, condition)))
+    whole = all(is_well_formed(with_bound(stopping, dim.name, n)) for n in range(1, dim.bound + 1))
+    return stopping if whole else recipe
 
 
 def waits_for(recipe: Recipe, name: str, dim: Dim) -> bool:
@@ -87,7 +87,8 @@ def with_bound(recipe: Recipe, dim: str, number: int) -> Recipe:
 
 
 def is_well_formed(recipe: Recipe) -> bool:
-    """Whether every result, and every case wherever it applies, can be computed from what is defined."""
+    """Whether every result, every stop condition, and every case wherever it applies, can be computed from what is
+    defined."""
     meaning = Meaning(recipe, inputs_of(recipe), {})
     try:
         # Of what only a run can tell any values will do.
@@ -102,6 +103,9 @@ def is_well_formed(recipe: Recipe) -> bool:
                     for argument in s.value.arguments:
                         if isinstance(argument, Expression):
                             meaning.evaluate(argument, place)
+            if isinstance(s, Stop):
+                for place in places(recipe.dims, (s.dim,)):
+                    meaning.evaluate(s.when, place)
             if isinstance(s, Gradients):
                 for place in places(recipe.dims, meaning.types[s.loss].domain):
                     meaning.value(s.loss, tuple(place[d] for d in meaning.types[s.loss].domain))

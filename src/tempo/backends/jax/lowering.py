@@ -27,16 +27,18 @@ from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifte
 from tempo.backends.jax.settled import Settled
 from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.ops.creation import CONSTANT, FULL
+from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
 from tempo.schedule.skips import shares
 from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
-from tempo.symbolic import Condition, Dim, Expr, Slice
+from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
+from tempo.symbolic.condition import And
 from tempo.symbolic.grid import Grid, evaluate
+from tempo.symbolic.intervals import decide
 
 Array = Any
 
@@ -423,6 +425,10 @@ class Lowering:
         ``whole`` with all slots of its circle."""
         if edge.node in self.literals:
             return Value(self.literal(edge.node), ())
+        if edge.node.op is INDEX_VALUE and not edge.is_here and not any(isinstance(i, Slice) for i in edge.index):
+            # What is a number of a step is computed where it is read, and not read in another order than it is kept in.
+            steps = dict(zip(edge.node.domain, edge.index, strict=True))
+            return self.steps(edge.node.attributes["expr"].substitute(steps), block)
         lengths = tuple(extent(size, block.spans(), self.numbers) for size in edge.shape)
         if whole is not None:
             lengths = (*lengths[: whole.axis], whole.size, *lengths[whole.axis + 1 :])
@@ -522,9 +528,12 @@ class Lowering:
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
         varying = self.varying(node, operands, block)
+        matter = self.symbols(node, edges)
         coordinates = [
-            # Without a detour over JAX, which takes far longer than making the numbers.
-            block.ranges[d].steps if d in varying else _int32(block.ranges[d].start)
+            # Without a detour over JAX, which takes far longer than making numbers that nobody looks at.
+            (block.ranges[d].traced if d in matter else block.ranges[d].steps)
+            if d in varying
+            else _int32(block.ranges[d].start)
             for d in block.dims
         ]
         function, traced = self.function(node, edges, operands, varying, turned, block)
@@ -672,12 +681,20 @@ class Lowering:
         return result
 
     def mask(self, condition: Condition, block: Block) -> Value:
-        dims = tuple(d for d in block.dims if d in condition.symbols())
+        """Where a condition holds in a block, without those of its parts that hold at all steps."""
+        parts = condition.parts if isinstance(condition, And) else (condition,)
+        spans = block.spans()
+        left = conjunction(part for part in parts if decide(part, spans, self.numbers) is not True)
+        return self.steps(left, block)
+
+    def steps(self, value: Expr | Condition, block: Block) -> Value:
+        """A number of the steps, or whether a condition on them holds, at all points of a block."""
+        dims = tuple(d for d in block.dims if d in value.symbols())
+        sizes = [block.ranges[d].length for d in dims]
         here: dict[Any, Any] = {**block.bounds.values, **block.at}
         for n, d in enumerate(dims):
-            here[d] = block.ranges[d].steps.reshape([-1 if m == n else 1 for m in range(len(dims))])
-        sizes = [block.ranges[d].length for d in dims]
-        return Value(jnp.broadcast_to(jnp.asarray(evaluate(condition, here, jnp)), sizes), dims)
+            here[d] = block.ranges[d].traced.reshape([-1 if m == n else 1 for m in range(len(dims))])
+        return Value(jnp.broadcast_to(jnp.asarray(evaluate(value, here, jnp)), sizes), dims)
 
     def select(self, where: Value, a: Value, b: Value, block: Block) -> Value:
         dims = tuple(d for d in block.dims if d in {*where.dims, *a.dims, *b.dims})

@@ -57,6 +57,12 @@ class Range:
     def steps(self) -> Any:
         return self.start + np.arange(self.length, dtype=np.int32)
 
+    @property
+    def traced(self) -> Any:
+        """The steps as XLA computes them: known ones would be an array in memory, and another one for every iteration
+        that is made one with others (190 of them in an edit distance)."""
+        return self.start + lax.iota(np.int32, self.length)
+
 
 @dataclass(frozen=True)
 class Block:
