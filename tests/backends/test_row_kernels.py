@@ -13,7 +13,7 @@ from jax import lax
 
 import tempo as tp
 from tempo import rl
-from tempo.backends.jax.rows import Kernels, NotRowsError, iterate
+from tempo.backends.jax.rows import Kernels, NotRowsError, iterate, kernel
 from tempo.backends.jax.rows.axes import groups, rows_of
 from tempo.backends.jax.rows.blocks import keeps_rest_behind
 from tempo.backends.jax.rows.steps import flattened
@@ -79,6 +79,15 @@ OF_ROWS: dict[str, Callable[[Array], Array]] = {
     "one position": lambda x: x * 0.5 + x[:, 1:2] - x[:, :, 4:5],
     "positions put together": lambda x: jnp.stack([x[:, n, :] * n for n in range(3)], 1) + 1,
     "products within a row": lambda x: 0.1 * jnp.einsum("bij,bkj->bik", x, x) @ data(3, 5) + x,
+    "parts of an axis": lambda x: (
+        x + sum(((x @ data(5, 12))[..., 4 * n : 4 * n + 4].sum(2)[..., None] * 0.1**n for n in range(3)), jnp.zeros(()))
+    ),
+    "parts put together": lambda x: (
+        x + jnp.concatenate([n * x[..., 4:].repeat(4, 2) for n in range(3)], 2).max(2)[..., None]
+    ),
+    "parts among zeros": lambda x: (
+        x + jnp.pad(x[..., 2:3] * jnp.ones(4), ((0, 0), (0, 0), (8, 4)), constant_values=0.5).sum(2)[..., None]
+    ),
     "numbers of rows": lambda x: x + jnp.arange(x.shape[0])[:, None, None],
     "clipped": lambda x: jnp.clip(x * 2, -0.5, 0.75),
     "bits": lambda x: x + (lax.bitcast_convert_type(x, jnp.uint32) >> 28 & 3).astype(jnp.float32),
@@ -155,7 +164,12 @@ REFUSED: dict[str, tuple[Body, Any, str]] = {
         "than is near",
     ),
     "padding in between": (lambda _, x: x.reshape(4, 15).reshape(4, 5, 3).reshape(4, 3, 5), data(4, 3, 5), "padded"),
-    "long pieces": (lambda _, x: jnp.concatenate([x[:, :2] * 2, x[:, 2:]], 1), data(4, 5), "cut out|joined"),
+    "parts that are not equal": (
+        lambda _, x: jnp.concatenate([x[:, :2] * 2, x[:, 2:]], 1),
+        data(4, 5),
+        "no equal parts",
+    ),
+    "a part in between": (lambda _, x: x + x[:, 1:3].sum(1)[:, None], data(4, 5), "no equal parts"),
     "nothing in it": (lambda _, x: x, data(4, 0), "no axis|empty"),
 }
 
@@ -175,6 +189,27 @@ def test_only_where_it_is_faster() -> None:
         iterate(lambda _, x: jnp.tanh(x) + 1, data(64, 64), 1, worth)
     with pytest.raises(NotRowsError, match=r"us an iteration|registers"):
         iterate(lambda _, x: jnp.tanh(x @ large) @ large.T, data(64, 256), 1, worth)
+
+
+def test_what_does_not_fit_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MOST_KEPT", 20)
+    monkeypatch.setattr(kernel, "MOST_FETCHED", 4)
+    weights, other, x = data(4, 4), data(4, 4, seed=1), data(STEPS, 8, 4, seed=2)
+
+    def body(k: Array, h: Array) -> Array:
+        there, again = (lax.dynamic_index_in_dim(x, n, 0, keepdims=False) for n in (k, STEPS - 1 - k))
+        return jnp.tanh((h + there) @ weights) + again @ other
+
+    check(body, data(8, 4, seed=3))
+
+
+def test_what_triton_refuses_is_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("no tiles of this size")
+
+    monkeypatch.setattr(kernel.lax, "fori_loop", refuse)
+    with pytest.raises(NotRowsError, match="Triton refuses it: no tiles of this size"):
+        iterate(lambda _, x: x + x.sum(1, keepdims=True), data(4, 4), 1, Kernels(all=True))
 
 
 def test_the_axis_with_the_rows() -> None:

@@ -96,8 +96,8 @@ class Lowering:
         self.stopping = {edge.node: dim for dim, edge in graph.stops.items()}
         self.parallel = parallel
         self.kernels = kernels
-        self.notes: dict[str, str] = {}
-        """Which loops were made kernels, and why others were not."""
+        self.notes: dict[int, tuple[Loop, str]] = {}
+        """Which loops were made kernels, and why others were not: by the loops' identity."""
         self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.settled = Settled(graph, schedule, self.stopping)
@@ -284,13 +284,12 @@ class Lowering:
         """What a loop makes of ``start`` as one kernel; None if it is not for one."""
         if self.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
             return None
-        loop = f"loop over {tree.dim}, {tree.start} to {tree.stop - 1}"
         try:
             found = rows.iterate(lambda k, carry: several(k, carry, 1), start, count, self.kernels)
         except rows.NotRowsError as reason:
-            self.notes[loop] = f"of several kernels: {reason}"
+            self.notes[id(tree)] = tree, f"of several kernels: {reason}"
             return None
-        self.notes[loop] = "one kernel"
+        self.notes[id(tree)] = tree, "one kernel"
         return found
 
     def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:

@@ -108,7 +108,8 @@ class JaxMachine(Place):
 
     def loops(self) -> list[str]:
         """Which loops were made kernels of their own, as far as they were compiled here."""
-        return [f"{loop}: {note}" for loop, note in self.lowering.notes.items()]
+        notes = self.lowering.notes.values()
+        return [f"loop over {loop.dim}, {loop.start} to {loop.stop - 1}: {note}" for loop, note in notes]
 
     @cached_property
     def footprint(self) -> Footprint:

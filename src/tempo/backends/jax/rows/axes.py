@@ -94,7 +94,7 @@ def _relations(step: Step) -> Iterator[tuple[Axis, Axis | None]]:
         yield from _others(given[0], kept)
     elif name == "dot_general":
         yield from _of_product(step)
-    elif name in ("dynamic_slice", "slice"):
+    elif name in ("dynamic_slice", "slice", "pad"):
         yield from _same(given[0], out)
         yield from _parts(given[0], out)
     elif name == "dynamic_update_slice":

@@ -257,12 +257,12 @@ def _axes(step: Step) -> tuple[int, ...]:
 
 
 def _cut(blocks: Blocks, step: Step, shape: Shape, given: Block) -> Array:
-    """One position of an axis: all others are zeros in a sum."""
+    """One of the equal parts of an axis: the others are zeros in a sum."""
     array = given.array
     for axis, (start, size) in enumerate(zip(step.params["start_indices"], shape, strict=True)):
         if size != given.shape[axis]:
-            here = lax.broadcasted_iota(jnp.int32, array.shape, axis) == start
-            array = _selected(array, here, axis)
+            parts = array.reshape((*array.shape[:axis], -1, size, *array.shape[axis + 1 :]))
+            array = _selected(parts, lax.broadcasted_iota(jnp.int32, parts.shape, axis) == start // size, axis)
     return array
 
 
@@ -270,26 +270,64 @@ def _selected(array: Array, here: Array, axis: int) -> Array:
     """The only values of an array that are ``here`` along an axis, whatever the others are."""
     if array.dtype == jnp.bool_:
         return _selected(array.astype(jnp.int32), here, axis) > 0
-    return jnp.sum(jnp.where(here, array, 0), axis, keepdims=True, dtype=array.dtype)
+    return jnp.sum(jnp.where(here, array, 0), axis, dtype=array.dtype)
 
 
 def _joined(blocks: Blocks, step: Step, shape: Shape, *given: Block) -> Array:
-    """Arrays of length one along an axis, one after the other."""
-    axis, wide = step.params["dimension"], padded(shape)
-    return _one_after_another([one.array for one in given], axis, wide)
+    """Equal parts of an axis, one after the other."""
+    parts = _one_after_another([one.array for one in given], step.params["dimension"])
+    return parts.reshape(padded(shape))
 
 
 def _stacked(blocks: Blocks, step: Step, shape: Shape, *given: Block) -> Array:
-    axis = step.params["axis"]
-    return _one_after_another([jnp.expand_dims(one.array, axis) for one in given], axis, padded(shape))
+    return _one_after_another([one.array for one in given], step.params["axis"])
 
 
-def _one_after_another(arrays: Sequence[Array], axis: int, wide: Shape) -> Array:
+def _one_after_another(arrays: Sequence[Array], axis: int) -> Array:
+    """Arrays along an axis that they do not have."""
+    lead, rest = arrays[0].shape[:axis], arrays[0].shape[axis:]
+    wide = (*lead, *padded((len(arrays),)), *rest)
     numbers = lax.broadcasted_iota(jnp.int32, wide, axis)
-    found = jnp.broadcast_to(arrays[0], wide)
+    found = jnp.broadcast_to(jnp.expand_dims(arrays[0], axis), wide)
     for n, array in enumerate(arrays[1:], 1):
-        found = jnp.where(numbers == n, jnp.broadcast_to(array, wide), found)
+        found = jnp.where(numbers == n, jnp.broadcast_to(jnp.expand_dims(array, axis), wide), found)
     return found
+
+
+def _surrounded(blocks: Blocks, step: Step, shape: Shape, given: Block, value: Block) -> Array:
+    """An array as one of the equal parts of an axis, of which the others have a value."""
+    array, wide = given.array, padded(shape)
+    for axis, (before, *_) in enumerate(step.params["padding_config"]):
+        size = given.shape[axis]
+        if size != shape[axis]:
+            parts = (*array.shape[:axis], wide[axis] // size, *array.shape[axis:])
+            here = lax.broadcasted_iota(jnp.int32, parts, axis) == before // size
+            spread = jnp.broadcast_to(jnp.expand_dims(array, axis), parts)
+            array = jnp.where(here, spread, value.array).reshape(
+                (*array.shape[:axis], wide[axis], *array.shape[axis + 1 :])
+            )
+    return array
+
+
+def is_in_parts(step: Step, given: Sequence[Shape], shape: Shape) -> bool:
+    """Whether what is cut out, joined or surrounded are equal parts of an axis, each a power of two long."""
+    params = step.params
+    if step.name == "concatenate":
+        sizes = {one[params["dimension"]] for one in given}
+        return len(sizes) == 1 and _is_power(*sizes)
+    if step.name == "slice":
+        strided = set(params["strides"] or ()) - {1}
+        cut = zip(params["start_indices"], given[0], shape, strict=True)
+        return not strided and all(a == b or (_is_power(b) and start % b == 0) for start, a, b in cut)
+    around = zip(params["padding_config"], given[0], shape, strict=True)
+    return all(
+        a == b or (min(before, after) >= 0 and not between and _is_power(a) and before % a == 0)
+        for (before, after, between), a, b in around
+    )
+
+
+def _is_power(size: int) -> bool:
+    return padded((size,)) == (size,)
 
 
 def _product(blocks: Blocks, step: Step, shape: Shape, left: Block, right: Block) -> Array:
@@ -349,6 +387,7 @@ RULES: dict[str, Rule] = {
     "slice": _cut,
     "concatenate": _joined,
     "stack": _stacked,
+    "pad": _surrounded,
     "dot_general": _product,
 }
 assert RULES.keys() >= REDUCTIONS

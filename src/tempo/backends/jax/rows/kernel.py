@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from tempo.backends.jax.rows.blocks import (
     Blocks,
     Rows,
     View,
+    is_in_parts,
     is_matrices,
     keeps_rest_behind,
     padded,
@@ -34,8 +35,8 @@ Array = Any
 
 MOST_VALUES = 2**13
 """More of them do not fit into the registers of a program."""
-MOST_KEPT = 2**14
-"""As many are kept there from iteration to iteration; what is left is read again from a cache."""
+MOST_KEPT, MOST_FETCHED = 2**14, 2**13
+"""As many are kept there from iteration to iteration, and read for the next one; others are read when needed."""
 MOST_BYTES = 2**20
 """What every program reads in every iteration, from a cache that all of them share."""
 WARPS = 4
@@ -106,14 +107,19 @@ class _Loop:
         results = [body.results[n] for n in self.handed_on]
         given = [*results, *(var for step in computing for var in step.inputs)]
         self.read = [var for var in dict.fromkeys(given) if var in self.in_memory]
-        self.fetched = [var for var in self.read if var not in body.constants and var in early]
-        self.kept: list[Var] = []
-        room = MOST_KEPT
-        for var in self.read:
+        self.kept = self.fitting((var for var in self.read if var in body.constants), MOST_KEPT)
+        parts = (var for var in self.read if var not in body.constants and var in early)
+        self.fetched = self.fitting(parts, MOST_FETCHED)
+
+    def fitting(self, arrays: Iterable[Var], room: int) -> list[Var]:
+        """The first of some arrays that there is room for."""
+        found = []
+        for var in arrays:
             size = math.prod(padded(self.rows.shape(var)))
-            if var in body.constants and size <= room:
-                self.kept.append(var)
+            if size <= room:
+                found.append(var)
                 room -= size
+        return found
 
     # -- what is refused -----------------------------------------------------------------------------------------
 
@@ -149,12 +155,8 @@ class _Loop:
             raise NotRowsError("there is more than fits into registers")
         if name in ("reshape", "squeeze") and not keeps_rest_behind(given[0], shape):
             raise NotRowsError("an array is reshaped that is padded in between")
-        if name == "slice":
-            strided = set(step.params["strides"] or ()) - {1}
-            if strided or any(a != b and b != 1 for a, b in zip(given[0], shape, strict=True)):
-                raise NotRowsError("more than one position is cut out")
-        if name == "concatenate" and any(one[step.params["dimension"]] != 1 for one in given):
-            raise NotRowsError("long arrays are joined")
+        if name in ("slice", "concatenate", "pad") and not is_in_parts(step, given, shape):
+            raise NotRowsError("what is cut out or put together are no equal parts")
         if name in ("argmax", "argmin") and len(step.params["axes"]) != 1:
             raise NotRowsError("positions along several axes are looked for")
 
@@ -178,18 +180,25 @@ class _Loop:
         body = self.body
         given = [jnp.asarray(count, jnp.int32), *body.constants.values(), *start]
         wide = [jnp.reshape(array, (1,)) if jnp.ndim(array) == 0 else jnp.asarray(array) for array in given]
+        outlines = [outline(array.shape, array.dtype) for array in wide]
         first = 1 + len(body.constants)
         # A program that has not begun must not find what another one has made.
         own = [n for n, var in enumerate(body.carried) if n in self.written or var in self.rows.axes]
-        results = pl.pallas_call(
+        call = pl.pallas_call(
             functools.partial(self.kernel, precision=lax.Precision.HIGHEST if interpret else THREE_PRODUCTS),
-            out_shape=[outline(array.shape, array.dtype) for array in wide[first:]],
+            out_shape=outlines[first:],
             grid=(pl.cdiv(self.rows.count, self.rows.each),),
             input_output_aliases={first + n: n for n in own},
             compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
             interpret=interpret,
             name="loop",
-        )(*wide)
+        )
+        if not interpret:
+            try:
+                jax.jit(call).trace(*outlines).lower(lowering_platforms=("cuda",))
+            except Exception as error:  # whatever it is that Triton cannot do: XLA can
+                raise NotRowsError(f"Triton refuses it: {error}") from error
+        results = call(*wide)
         return [array.reshape(var.shape) for array, var in zip(results, body.carried, strict=True)]
 
     def kernel(self, count: Any, *refs: Any, precision: Any) -> None:
