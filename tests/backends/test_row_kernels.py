@@ -141,10 +141,19 @@ def test_rows_in_the_middle() -> None:
 
 
 def test_half_precision() -> None:
-    weights = data(16, 16).astype(jnp.bfloat16)
-    found = iterate(lambda _, x: jnp.tanh(x @ weights), data(8, 16).astype(jnp.bfloat16), 2, HERE)
-    expected = lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x @ weights), data(8, 16).astype(jnp.bfloat16))
+    weights, x = data(16, 16).astype(jnp.bfloat16), data(8, 16).astype(jnp.bfloat16)
+
+    def body(_: Array, x: Array) -> Array:
+        return jnp.tanh((x @ weights).astype(jnp.float32)).astype(jnp.bfloat16)
+
+    found, expected = iterate(body, x, 2, HERE), lax.fori_loop(0, 2, body, x)
     np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=0.02)
+
+
+def test_what_is_no_number_stays() -> None:
+    x = data(4, 3).at[1, 2].set(np.nan)
+    check(lambda _, x: jnp.maximum(x, 0) + x.max(1, keepdims=True), x, 1)
+    check(lambda _, x: jnp.clip(x, -1, 1) + jnp.sign(x) + jnp.minimum(x, x.min(1, keepdims=True)), x, 1)
 
 
 REFUSED: dict[str, tuple[Body, Any, str]] = {
@@ -170,6 +179,7 @@ REFUSED: dict[str, tuple[Body, Any, str]] = {
         "no equal parts",
     ),
     "a part in between": (lambda _, x: x + x[:, 1:3].sum(1)[:, None], data(4, 5), "no equal parts"),
+    "functions of half precision": (lambda _, x: jnp.tanh(x), data(4, 3).astype(jnp.bfloat16), "half precision"),
     "nothing in it": (lambda _, x: x, data(4, 0), "no axis|empty"),
 }
 

@@ -179,13 +179,21 @@ class Blocks:
             self.values[step.output] = Block(RULES[step.name](self, step, shape, *arguments), shape)
 
 
+FORGETFUL = frozenset(["max", "min", "clamp", "sign"])
+"""What Triton makes a number of what is none."""
+
+
 # -- the rules ---------------------------------------------------------------------------------------------------
 
 
 def _elementwise(blocks: Blocks, step: Step, shape: Shape, *arguments: Block) -> Array:
     wide = padded(shape)
     arrays = [a.array if a.array.shape == wide else jnp.broadcast_to(a.array, wide) for a in arguments]
-    return step.primitive.bind(*arrays, **step.params)
+    result = step.primitive.bind(*arrays, **step.params)
+    if step.name in FORGETFUL and jnp.issubdtype(result.dtype, jnp.floating):
+        for array in arrays:
+            result = jnp.where(array != array, array, result)
+    return result
 
 
 def _copied(blocks: Blocks, step: Step, shape: Shape, given: Block) -> Array:
@@ -232,7 +240,11 @@ def _summed(blocks: Blocks, step: Step, shape: Shape, given: Block) -> Array:
 def _extreme(blocks: Blocks, step: Step, shape: Shape, given: Block) -> Array:
     greatest = step.name == "reduce_max"
     array = given.cleaned(_axes(step), (_least if greatest else _greatest)(given.array.dtype))
-    return (jnp.max if greatest else jnp.min)(array, _axes(step))
+    found = (jnp.max if greatest else jnp.min)(array, _axes(step))
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        # Triton leaves out what is no number.
+        found = found + jnp.sum(jnp.where(array == array, 0, array), _axes(step), dtype=array.dtype)
+    return found
 
 
 def _of_truths(blocks: Blocks, step: Step, shape: Shape, given: Block) -> Array:

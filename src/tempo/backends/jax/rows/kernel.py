@@ -157,6 +157,8 @@ class _Loop:
             raise NotRowsError("an array is reshaped that is padded in between")
         if name in ("slice", "concatenate", "pad") and not is_in_parts(step, given, shape):
             raise NotRowsError("what is cut out or put together are no equal parts")
+        if name in FUNCTIONS and step.output.dtype.itemsize < 4:
+            raise NotRowsError(f"{name} of half precision is computed")
         if name in ("argmax", "argmin") and len(step.params["axes"]) != 1:
             raise NotRowsError("positions along several axes are looked for")
 
