@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,10 +14,10 @@ from jax import lax
 
 import tempo as tp
 from tempo import rl
-from tempo.backends.jax.rows import Kernels, NotRowsError, iterate, kernel
+from tempo.backends.jax.rows import Kernels, NotRowsError, blocks, iterate, kernel
 from tempo.backends.jax.rows.axes import groups, rows_of
 from tempo.backends.jax.rows.blocks import keeps_rest_behind
-from tempo.backends.jax.rows.steps import flattened
+from tempo.backends.jax.rows.steps import Step, Var, flattened
 from tempo.errors import ProgramError
 
 Array = Any
@@ -150,10 +151,23 @@ def test_half_precision() -> None:
     np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=0.02)
 
 
-def test_what_is_no_number_stays() -> None:
+class Forgetful:
+    """JAX with maxima that leave out what is no number, as Triton's do."""
+
+    max, min = staticmethod(jnp.nanmax), staticmethod(jnp.nanmin)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+
+def test_what_is_no_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     x = data(4, 3).at[1, 2].set(np.nan)
-    check(lambda _, x: jnp.maximum(x, 0) + x.max(1, keepdims=True), x, 1)
-    check(lambda _, x: jnp.clip(x, -1, 1) + jnp.sign(x) + jnp.minimum(x, x.min(1, keepdims=True)), x, 1)
+    check(lambda _, x: jnp.clip(x, -1, 1) + jnp.sign(x), x, 1)
+    monkeypatch.setattr(blocks, "jnp", Forgetful())
+    check(lambda _, x: x.max(1, keepdims=True) - x.min(1, keepdims=True) + x, x, 1)
+    greatest = Step(SimpleNamespace(name="max", bind=jnp.fmax), (), Var((2,), np.dtype("float32")), {})
+    given = (blocks.Block(jnp.asarray(values), (2,)) for values in ([np.nan, 1.0], [2.0, np.nan]))
+    assert np.isnan(blocks.RULES["max"](None, greatest, (2,), *given)).all()
 
 
 REFUSED: dict[str, tuple[Body, Any, str]] = {
