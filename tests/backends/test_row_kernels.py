@@ -14,6 +14,7 @@ from jax import lax
 
 import tempo as tp
 from tempo import rl
+from tempo.backends.jax.machine import has_triton
 from tempo.backends.jax.rows import Kernels, NotRowsError, blocks, iterate, kernel
 from tempo.backends.jax.rows.axes import groups, rows_of
 from tempo.backends.jax.rows.blocks import keeps_rest_behind
@@ -271,6 +272,16 @@ def test_acting_in_one_kernel_is_acting() -> None:
 
 def test_a_cpu_gets_no_kernels() -> None:
     assert "kernel" not in trained(None).explain().partition("-- XLA programs --")[2]
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "capability", "has"),
+    [("gpu", "cuda 12090", "9.0", True), ("gpu", "cuda 12090", "7.5", False), ("gpu", "rocm 6", "9.0", False)],
+)
+def test_where_kernels_are_compiled(platform: str, version: str, capability: str, has: bool) -> None:
+    client = SimpleNamespace(platform_version=version)
+    assert has_triton(SimpleNamespace(platform=platform, client=client, compute_capability=capability)) is has
+    assert not has_triton(jax.devices("cpu")[0])
 
 
 def test_why_a_loop_is_no_kernel() -> None:

@@ -66,9 +66,9 @@ class JaxMachine(Place):
         }
         wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
         super().__init__(find_device(device), wide, inputs, {n.attributes["input"] for n in hosted if n.op is INPUT})
-        gpu = self.device.platform == "gpu"
-        wanted = gpu if kernels is None else kernels
-        chosen = rows.Kernels(all=kernels is True, interpreted=not gpu) if wanted else None
+        compiled = has_triton(self.device)
+        wanted = compiled if kernels is None else kernels
+        chosen = rows.Kernels(all=kernels is True, interpreted=not compiled) if wanted else None
         self.lowering = Lowering(graph, schedule, storage, numbers, parallel, chosen)
         self.runs_whole = not (graph.emits or hosted or self.calls)
         with self.settings():
@@ -140,6 +140,13 @@ def _declared(node: Node, numbers: Mapping[Any, int], store: Store) -> Any:
 
 def _sizes(shape: Any, numbers: Mapping[Any, int]) -> tuple[int, ...]:
     return tuple(s if isinstance(s, int) else s.evaluate(numbers) for s in shape)
+
+
+def has_triton(device: Any) -> bool:
+    """Whether loops can be kernels there: NVIDIA's GPUs have the matrix units for their products since Ampere."""
+    if device.platform != "gpu" or "cuda" not in str(device.client.platform_version).lower():
+        return False
+    return float(getattr(device, "compute_capability", 0)) >= 8
 
 
 def find_device(name: str | None) -> Any:
