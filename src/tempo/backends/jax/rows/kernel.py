@@ -45,7 +45,7 @@ PROGRAMS = 132
 
 # Microseconds, measured on an H200: in kernels of their own, and in that of a loop.
 OWN_PRODUCT, OWN_REDUCTION, OWN_REST = 2.4, 1.0, 1.5
-ITERATION, REDUCTION, FUNCTION, PRODUCTS, SMALL_PRODUCTS = 1.5, 0.2, 2e-4, 1.2e-5, 3e-4
+ITERATION, REDUCTION, FUNCTION, PRODUCTS, SMALL_PRODUCTS, BYTE = 1.5, 0.2, 2e-4, 1.2e-5, 3e-4, 8.5e-5
 _SLOW = "tanh exp exp2 expm1 log log1p logistic pow sin cos tan rsqrt sqrt div rem cbrt"
 FUNCTIONS = frozenset(_SLOW.split())
 
@@ -143,7 +143,7 @@ class _Loop:
             raise NotRowsError("what was written is handed on twice")
         if any(0 in var.shape or math.prod(var.shape) >= 2**31 for var in (*body.carried, *body.constants)):
             raise NotRowsError("an array is empty, or too long")
-        if sum(math.prod(v.shape) * v.dtype.itemsize for v in self.read if v not in self.rows.axes) > MOST_BYTES:
+        if _bytes(var for var in self.read if var not in self.rows.axes) > MOST_BYTES:
             raise NotRowsError("there is more to read in every iteration than is near")
 
     def check_sizes(self, step: Step) -> None:
@@ -172,6 +172,7 @@ class _Loop:
             large = is_matrices(step, *map(rows.shape, step.inputs))
             inside += products_of(step, rows) * (PRODUCTS if large else SMALL_PRODUCTS)
         inside += FUNCTION * sum(math.prod(padded(rows.shape(s.output))) for s in steps if s.name in FUNCTIONS)
+        inside += BYTE * _bytes(var for var in self.read if var not in self.rows.axes and var not in self.kept)
         waves = math.ceil(rows.count / rows.each / PROGRAMS)
         if inside * waves >= own:
             raise NotRowsError(f"it would take {inside * waves:.1f} us an iteration, not {own:.1f}")
@@ -243,6 +244,10 @@ class _Loop:
                 outside.view(var, results[n]).write(Block(array, self.rows.shape(var)))
             else:
                 results[n][0] = array
+
+
+def _bytes(arrays: Iterable[Var]) -> int:
+    return sum(math.prod(var.shape) * var.dtype.itemsize for var in arrays)
 
 
 def _is_written(var: Var, step: Step | None) -> bool:
