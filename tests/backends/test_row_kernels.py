@@ -174,6 +174,12 @@ def test_what_is_no_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 REFUSED: dict[str, tuple[Body, Any, str]] = {
     "rows that need each other": (lambda _, x: x - x.mean(0), data(4), "no axis is one of rows"),
     "rows that are mixed": (lambda _, x: data(4, 4) @ x, data(4), "no axis is one of rows"),
+    "rows that are summed": (lambda _, x: x @ data(4, 4), data(4), "no axis is one of rows"),
+    "a store as a whole": (
+        lambda k, s: lax.dynamic_update_slice(s, s.sum(1)[:, None], (0, k)),
+        data(4, 8),
+        "what was written is read again",
+    ),
     "what it does not know": (lambda _, x: jnp.sort(x, 1), data(4, 3), "sort|several results"),
     "an inner loop": (lambda _, x: lax.fori_loop(0, 3, lambda _, y: y + 1, x), data(4), "not known|several results"),
     "steps that were written": (
@@ -242,6 +248,32 @@ def test_the_axis_with_the_rows() -> None:
     count, axes = rows_of(flat)
     assert count == 7 and set(axes.values()) == {0}
     assert axes[flat.carried[0]] == 0
+
+
+# What an interpreter would put right by itself.
+
+
+def test_parts_are_inside_of_what_they_are_parts_of() -> None:
+    whole = blocks.View(None, (np.int32(0), np.int32(3)), (8, 5))
+    assert [int(start) for start in whole.part([jnp.int32(7), jnp.int32(-2)], (2, 1)).starts] == [6, 3]
+    assert int(whole.part([jnp.int32(4), jnp.int32(9)], (2, 5)).starts[1]) == 3
+
+
+@pytest.mark.parametrize(("rows", "there"), [(32, None), (40, 8)])
+def test_rows_that_are_not_there_are_neither_read_nor_written(rows: int, there: int | None) -> None:
+    var = Var((3, rows), np.dtype("float32"))
+    last = blocks.Blocks(blocks.Rows({var: 1}, rows, 16), jnp.int32(32), None, {})
+    mask = last.view(var, None).inside()
+    assert mask is not None
+    assert int(mask[0].sum()) == (16 if there is None else there)
+
+
+def test_what_all_rows_share_is_not_written_where_others_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    call = kernel.pl.pallas_call
+    monkeypatch.setattr(kernel.pl, "pallas_call", lambda *a, **k: given.update(k) or call(*a, **k))
+    iterate(lambda _, c: (c[0] * c[1] + c[0].sum(1, keepdims=True), c[1] + 1), (data(8, 3), jnp.float32(1)), 1, HERE)
+    assert list(given["input_output_aliases"].values()) == [0]
 
 
 def test_groups_of_reshaped_axes() -> None:
