@@ -27,6 +27,20 @@ def a_case_that_never_applies() -> Built:
     return prog, {T: 1, S: 1}, {}
 
 
+def a_case_that_is_shorter_than_the_others() -> Built:
+    """The range 0:t has a length of 0 in the gradient at step 0, which is a case beside zeros of all lengths."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        flags = prog.recurrent("flags", shape=2, domain=t, dtype="bool")
+        y = prog.recurrent("y", shape=2, domain=t, dtype="float64")
+        flags[1] = flags[0] != flags[0]
+        y[0] = np.full(2, 0.5)
+        x = tp.any(flags, axis=0).astype("float64")
+        product = tp.broadcast_to((x[0:t] * tp.sum(y, axis=0)) @ x[0:t], shape=(2,))
+        prog.output("g", tp.grad(tp.sum(product[0], axis=0), y))
+    return prog, {T: 3}, {}
+
+
 def a_case_without_steps() -> Built:
     """With one step of b, no step is left for the second case."""
     with tp.Program() as prog:
@@ -278,6 +292,7 @@ def random_numbers_over_two_dims() -> Built:
 FOUND = [
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
+    a_case_that_is_shorter_than_the_others,
     a_case_without_steps,
     a_gradient_past_the_last_step,
     a_gradient_of_growing_values,

@@ -670,7 +670,9 @@ class Lowering:
         """The first case that applies, at every point of a block."""
         node = statement.node
         cases = [self.graph.cases[node][n] for n in statement.cases]
-        values = [self.read(case.value, state, block) for case in cases]
+        # A case for one step, x[0] = ..., may be shorter than others are in this block.
+        sizes = tuple(extent(size, block.spans(), self.numbers) for size in node.shape)
+        values = [_fitted(self.read(case.value, state, block), sizes) for case in cases]
         if not values:  # at steps that are only computed with others
             return Value(jnp.zeros(self.storage.stores[node].value, node.dtype), ())
         result = values[-1]
@@ -768,6 +770,11 @@ class Lowering:
         sizes = [len(s) for s in self.schedule.results[name]]
         array = _spread(value, block.dims, 0)
         return jnp.broadcast_to(array, (*sizes, *array.shape[len(sizes) :]))
+
+
+def _fitted(value: Value, sizes: tuple[int, ...]) -> Value:
+    """A value whose own axes have these sizes."""
+    return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *sizes)), value.dims)
 
 
 def _int32(step: Any) -> Any:
