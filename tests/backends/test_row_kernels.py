@@ -234,6 +234,16 @@ def test_what_does_not_fit_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyP
     check(body, data(8, 4, seed=3))
 
 
+def test_what_is_read_as_a_whole_and_in_parts() -> None:
+    x = data(STEPS, 4, 3)
+
+    def body(k: Array, h: Array) -> Array:
+        here = lax.dynamic_slice(x, (k, 0, 0), (2, 4, 3))
+        return h + here.sum(0) * lax.dynamic_index_in_dim(here, 1, 0, keepdims=False) + x.sum(0)
+
+    check(body, data(4, 3, seed=1))
+
+
 def test_what_triton_refuses_is_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("no tiles of this size")
@@ -262,7 +272,7 @@ def test_parts_are_inside_of_what_they_are_parts_of() -> None:
 @pytest.mark.parametrize(("rows", "there"), [(32, None), (40, 8)])
 def test_rows_that_are_not_there_are_neither_read_nor_written(rows: int, there: int | None) -> None:
     var = Var((3, rows), np.dtype("float32"))
-    last = blocks.Blocks(blocks.Rows({var: 1}, rows, 16), jnp.int32(32), None, {})
+    last = blocks.Blocks(blocks.Rows({var: 1}, rows, 16), jnp.int32(32), None)
     mask = last.view(var, None).inside()
     assert mask is not None
     assert int(mask[0].sum()) == (16 if there is None else there)
@@ -326,6 +336,24 @@ def test_why_a_loop_is_no_kernel() -> None:
     run = prog.compile({T: 5}, plan=tp.Plan(kernels=True))
     run()
     assert "of several kernels: no axis is one of rows" in run.explain()
+
+
+def test_a_loop_that_is_for_no_kernel_is_not_traced_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "flattened", lambda *_: pytest.fail("it was traced"))
+    with tp.Program("large") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        w = prog.input("w", shape=(128, 128))
+        h = prog.recurrent("h", shape=128, domain=(b, t))
+        h[b, 0] = 1.0
+        h[b, t + 1] = tp.tanh(w @ h)
+        z = prog.recurrent("z", domain=(b, t))
+        z[b, 0] = 1.0
+        z[b, t + 1] = tp.tanh(tp.mean(z[b, 0 : t + 1]))
+        prog.output("h", h)
+        prog.output("z", z)
+    run = prog.compile({B: 2, T: 5}, plan=tp.Plan(kernels=True))
+    assert "registers" in run.explain() or "read again" in run.explain()
 
 
 @pytest.mark.parametrize("value", [1, "yes", 0])

@@ -6,6 +6,7 @@ that are computed at once, with operands that do not vary over a dim left unbatc
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifte
 from tempo.backends.jax.settled import Settled
 from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.traversal import producers
 from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
@@ -285,12 +287,24 @@ class Lowering:
         if self.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
             return None
         try:
+            self.check_values(tree)
             found = rows.iterate(lambda k, carry: several(k, carry, 1), start, count, self.kernels)
         except rows.NotRowsError as reason:
             self.notes[id(tree)] = tree, f"of several kernels: {reason}"
             return None
         self.notes[id(tree)] = tree, "one kernel"
         return found
+
+    def check_values(self, tree: Loop) -> None:
+        """Raise if a loop is for no kernel because of what is read in it: to trace a large one for nothing takes
+        seconds."""
+        stores, back = self.storage.stores, -1 if tree.backwards else 1
+        inside = [c.node for c in computes(tree.body)]
+        read = [p for node in inside for p in producers(node, self.graph.cases) if p in stores]
+        if any(math.prod(stores[node].value) > rows.MOST_VALUES for node in (*inside, *read)):
+            raise rows.NotRowsError("there is more than fits into registers")
+        if any(self.is_carried(n) and None in self.iterated.distances(n, tree, back) for n in inside):
+            raise rows.NotRowsError("what was written is read again")
 
     def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:
         """Which arrays of a node's store a loop may change that is at these steps of the loops around it; None for a

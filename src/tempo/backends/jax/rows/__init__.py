@@ -11,7 +11,7 @@ to each other never leaves the multiprocessor.
     kernel     the loop
 """
 
-from tempo.backends.jax.rows.kernel import Kernels, iterate
+from tempo.backends.jax.rows.kernel import MOST_VALUES, Kernels, iterate
 from tempo.backends.jax.rows.steps import NotRowsError
 
-__all__ = ["Kernels", "NotRowsError", "iterate"]
+__all__ = ["MOST_VALUES", "Kernels", "NotRowsError", "iterate"]

@@ -131,13 +131,20 @@ class Rows:
 
 
 class Blocks:
-    """The values of one program: those of some rows, from the row ``first`` on."""
+    """The values of one program: those of some rows, from the row ``first`` on. Others are in memory."""
 
-    def __init__(self, rows: Rows, first: Array, precision: Any, values: Mapping[Var, Block | View]) -> None:
+    def __init__(self, rows: Rows, first: Array, precision: Any) -> None:
         self.rows = rows
         self.first = first
         self.precision = precision
-        self.values = {**values}
+        self.values: dict[Var, Block] = {}
+        self.memory: dict[Var, View] = {}
+
+    def with_values(self, values: Mapping[Var, Block]) -> Blocks:
+        """A copy with more values."""
+        found = Blocks(self.rows, self.first, self.precision)
+        found.values, found.memory = {**self.values, **values}, {**self.memory}
+        return found
 
     def shape(self, var: Var) -> Shape:
         return self.rows.shape(var)
@@ -153,27 +160,24 @@ class Blocks:
     def __getitem__(self, var: Var) -> Block:
         if isinstance(var, Number):
             return Block(jnp.asarray(var.value, var.dtype), ())
-        found = self.values[var]
-        return found.read() if isinstance(found, View) else found
+        return self.values[var] if var in self.values else self.memory[var].read()
 
     def scalar(self, var: Var) -> Array:
         return self[var].array
 
     def run(self, step: Step) -> None:
-        """Compute a step; of what is in memory only say which part of it."""
-        source = None if not step.inputs else self.values.get(step.inputs[0])
-        if isinstance(source, View) and step.name == "squeeze":
-            self.values[step.output] = source.without(step.params["dimensions"])
-        elif step.name == "dynamic_slice":
-            assert isinstance(source, View), "checked"
+        """Compute a step, unless that is done; of what is in memory only say which part of it."""
+        source = self.memory.get(step.inputs[0]) if step.inputs else None
+        if source is not None and step.name == "squeeze":
+            self.memory[step.output] = source.without(step.params["dimensions"])
+        elif source is not None and step.name == "dynamic_slice":
             starts = [self.scalar(var) for var in step.inputs[1:]]
-            self.values[step.output] = source.part(starts, self.shape(step.output))
-        elif step.name == "dynamic_update_slice":
-            assert isinstance(source, View), "checked"
+            self.memory[step.output] = source.part(starts, self.shape(step.output))
+        elif source is not None and step.name == "dynamic_update_slice":
             starts = [self.scalar(var) for var in step.inputs[2:]]
             source.part(starts, self.shape(step.inputs[1])).write(self[step.inputs[1]])
-            self.values[step.output] = source
-        else:
+            self.memory[step.output] = source
+        elif step.output not in self.values:
             shape = self.shape(step.output)
             arguments = [self[var] for var in step.inputs]
             self.values[step.output] = Block(RULES[step.name](self, step, shape, *arguments), shape)

@@ -22,7 +22,6 @@ from tempo.backends.jax.rows.blocks import (
     Block,
     Blocks,
     Rows,
-    View,
     is_in_parts,
     is_matrices,
     keeps_rest_behind,
@@ -209,15 +208,18 @@ class _Loop:
         body, number = self.body, len(self.body.carried)
         constants, initial, results = refs[: -2 * number], refs[-2 * number : -number], refs[-number:]
         first = pl.program_id(0) * self.rows.each
-        outside = Blocks(self.rows, first, precision, {})
+        outside = Blocks(self.rows, first, precision)
         for var, ref in zip(body.constants, constants, strict=True):
-            outside.values[var] = _whole(outside, var, ref)
+            if var.shape:
+                outside.memory[var] = outside.view(var, ref)
+            else:
+                outside.values[var] = Block(ref[0], ())
         for var in self.kept:
             outside.values[var] = outside[var]
 
         def fetch(number: Array) -> tuple[Array, ...]:
             """Begin to read what an iteration needs."""
-            blocks = Blocks(self.rows, first, precision, {**outside.values, body.number: Block(number, ())})
+            blocks = outside.with_values({body.number: Block(number, ())})
             for step in self.addresses:
                 blocks.run(step)
             return tuple(blocks[var].array for var in self.fetched)
@@ -228,15 +230,17 @@ class _Loop:
             own = [*(body.carried[n] for n in self.handed_on), *self.fetched]
             arrays = zip(own, (*carry[0], *carry[1]), strict=True)
             values = {var: Block(array, self.rows.shape(var)) for var, array in arrays}
-            blocks = Blocks(self.rows, first, precision, {**outside.values, body.number: Block(number, ()), **values})
+            blocks = outside.with_values({body.number: Block(number, ()), **values})
             for n in self.written:
-                blocks.values[body.carried[n]] = blocks.view(body.carried[n], results[n])
+                blocks.memory[body.carried[n]] = blocks.view(body.carried[n], results[n])
             for step in body.steps:
-                if step.output not in blocks.values:
-                    blocks.run(step)
+                blocks.run(step)
             return tuple(blocks[body.results[n]].array for n in self.handed_on), following
 
-        start = tuple(_read(outside, body.carried[n], initial[n]) for n in self.handed_on)
+        start = tuple(
+            outside.view(var, ref).read().array if var.shape else ref[0]
+            for var, ref in ((body.carried[n], initial[n]) for n in self.handed_on)
+        )
         final, _ = lax.fori_loop(jnp.int32(0), count[0], iteration, (start, fetch(jnp.int32(0))))
         for n, array in zip(self.handed_on, final, strict=True):
             var = body.carried[n]
@@ -252,13 +256,3 @@ def _bytes(arrays: Iterable[Var]) -> int:
 
 def _is_written(var: Var, step: Step | None) -> bool:
     return step is not None and step.name == "dynamic_update_slice" and step.inputs[0] is var
-
-
-def _whole(blocks: Blocks, var: Var, ref: Any) -> Block | View:
-    """All of an array in memory, of which single numbers are read at once."""
-    return blocks.view(var, ref) if var.shape else Block(ref[0], ())
-
-
-def _read(blocks: Blocks, var: Var, ref: Any) -> Array:
-    found = _whole(blocks, var, ref)
-    return found.read().array if isinstance(found, View) else found.array
