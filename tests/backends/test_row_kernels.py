@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[Body, Any, str]] = {
     ),
     "a part in between": (lambda _, x: x + x[:, 1:3].sum(1)[:, None], data(4, 5), "no equal parts"),
     "functions of half precision": (lambda _, x: jnp.tanh(x), data(4, 3).astype(jnp.bfloat16), "half precision"),
-    "nothing in it": (lambda _, x: x, data(4, 0), "no axis|empty"),
+    "nothing in it": (lambda _, x: x + x[:, :0].reshape(4, 0, 3).reshape(0).sum(), data(4, 3), "nothing in an array"),
 }
 
 

@@ -8,7 +8,6 @@ to no such axis, in all iterations, are rows.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,6 +54,8 @@ class Axes:
 
 def rows_of(body: Body) -> tuple[int, Mapping[Var, int]]:
     """The number of rows, and the axis that has them of each array that has rows."""
+    if any(0 in var.shape for var in body.vars):
+        raise NotRowsError("there is nothing in an array")
     axes = Axes(body)
     found: dict[Axis, dict[Var, int]] = {}
     twice: set[Axis] = set()
@@ -65,11 +66,14 @@ def rows_of(body: Body) -> tuple[int, Mapping[Var, int]]:
                 if var in found.setdefault(family, {}):
                     twice.add(family)
                 found[family][var] = axis
-    # Numbers go along with any rows; so do results that are numbers, or what the body is given.
-    carried = Counter(family for family in found if family not in twice)
-    for family in carried:
-        carried[family] = sum(math.prod(var.shape) for var in (*body.carried, *body.results) if var in found[family])
-    if not carried or max(carried.values()) == 0:
+    # Of several such axes, the one of most of what goes from iteration to iteration.
+    handed_on = (*body.carried, *body.results)
+    carried = {
+        family: sum(math.prod(var.shape) for var in handed_on if var in own)
+        for family, own in found.items()
+        if family not in twice
+    }
+    if not any(carried.values()):
         raise NotRowsError("no axis is one of rows that do not need each other")
     best = max(carried, key=carried.__getitem__)
     var, axis = next(iter(found[best].items()))

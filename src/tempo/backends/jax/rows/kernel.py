@@ -140,8 +140,8 @@ class _Loop:
                 self.check_sizes(step)
         if any(body.results[n] in stores for n in self.handed_on):
             raise NotRowsError("what was written is handed on twice")
-        if any(0 in var.shape or math.prod(var.shape) >= 2**31 for var in (*body.carried, *body.constants)):
-            raise NotRowsError("an array is empty, or too long")
+        if any(math.prod(var.shape) >= 2**31 for var in (*body.carried, *body.constants)):
+            raise NotRowsError("an array is too long for positions of 32 bits")
         if _bytes(var for var in self.read if var not in self.rows.axes) > MOST_BYTES:
             raise NotRowsError("there is more to read in every iteration than is near")
 
