@@ -127,6 +127,35 @@ def test_values_whose_size_differs_from_step_to_step(backend: str) -> None:
 
 
 @backends
+def test_a_call_begins_with_as_many_iterations_as_calls_before_it_found_good(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    chunk = running.Run._chunk
+
+    def counted(self: running.Run, item: Any, at: Any, steps: range) -> Any:
+        made.append(len(steps))
+        return chunk(self, item, at, steps)
+
+    monkeypatch.setattr(running.Run, "_chunk", counted)
+    monkeypatch.setattr(running, "SHORT_SECONDS", 60.0)
+    prog, I = halving()
+    run = prog.compile({I: 20}, backend=backend)
+    first = run()
+    assert made == [1, 2, 4, 8, 5]
+    made.clear()
+    assert listed_emits(run()) == listed_emits(first)
+    assert made == [16, 4]
+    made.clear()
+    next(run.stream())  # whoever streams wants the first records soon
+    assert made == [1]
+
+
+def listed_emits(result: Any) -> list[Any]:
+    return [(dict(r.point), r.value.tolist()) for r in result.emits["w"]]
+
+
+@backends
 @pytest.mark.parametrize("steps", [1, 2, 3, 40])
 def test_a_program_that_emits_nothing_can_be_streamed(backend: str, steps: int) -> None:
     with tp.Program() as prog:

@@ -33,7 +33,7 @@ class Plan:
     compiled once, with a loop over them. What each of them is given, weights above all, is copied into one array.
     ``kernels``: whether loops over steps of rows that do not need each other, such as those of many environments, are a
     kernel each on a GPU: where that is faster, if nothing is said; with False none are, with True all that can be.
-    Without a GPU they are interpreted then, which is slow: that is for tests.
+    Without a GPU, JAX interprets them then, which is slow: that is for tests. The NumPy backend has no kernels.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class Plan:
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
     def __post_init__(self) -> None:
-        for name, value in (("recompute", self.recompute), ("roll", self.roll)):
-            if not isinstance(value, bool):
-                raise ProgramError(f"{name} = {value!r}: neither True nor False")
-        if self.kernels not in (None, True, False) or isinstance(self.kernels, int) != isinstance(self.kernels, bool):
-            raise ProgramError(f"kernels = {self.kernels!r}: neither True nor False nor None")
+        for name in ("recompute", "roll", "kernels"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name != "kernels" or value is not None):
+                where = " (or None: where it is faster)" if name == "kernels" else ""
+                raise ProgramError(f"{name} = {value!r}: neither True nor False", hint=f"give True or False{where}")
 
     def __str__(self) -> str:
         said = {name: value for name, value in self.settings().items() if value or (name, value) == ("kernels", False)}

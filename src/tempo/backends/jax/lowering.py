@@ -570,7 +570,8 @@ class Lowering:
         JAX takes far longer to trace a primitive than we do to see that it is one that it has traced before, as most
         of them are in a model of many layers.
         """
-        assert node.op.jax is not None, f"{node.op.name} has no JAX form"
+        compute = node.op.jax
+        assert compute is not None, f"{node.op.name} has no JAX form"
         fill = self.padding.filled.get(node)
         symbols = self.symbols(node, edges) | (frozenset() if fill is None else shape_symbols(node.shape))
         known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
@@ -612,10 +613,10 @@ class Lowering:
             ]
             attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
             if still is None:
-                result = node.op.jax(jx, *padded, **attributes)  # type: ignore[misc]
+                result = compute(jx, *padded, **attributes)
             else:
                 circle = replace(still, first=first)
-                result = circle.ordered(node.op.jax(jx, *circle.turned(padded), **attributes))  # type: ignore[misc]
+                result = circle.ordered(compute(jx, *circle.turned(padded), **attributes))
             return result if fill is None else jx.masked(Padded(result, sizes(node.shape)), range(result.ndim), fill)
 
         function: Callable[..., Array] = at_point
