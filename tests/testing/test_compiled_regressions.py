@@ -27,6 +27,20 @@ def a_case_that_never_applies() -> Built:
     return prog, {T: 1, S: 1}, {}
 
 
+def a_loop_that_is_all_at_once_at_one_step_around_it() -> Built:
+    """What a range of no length gives is computed for all s at once at that t, and in a loop over s at all others."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", shape=2, domain=(t, s), dtype="float64")
+        w = prog.state("w", tp.full(2, 1.0, dtype="float64"), over=(t, s), domain=(t, s))
+        turned = tp.einsum("ik,k->i", tp.broadcast_to(w[(t + 1) // 2], shape=(2, 2)), x)
+        w.next = tp.tanh(tp.where(tp.not_equal(s, 0), x, turned))
+        slope = tp.grad(w[0, 0 : s + 1].space[-1].space[0], x)
+        prog.output("g", tp.grad(tp.sum(slope[0:T] * slope[0:T]), w))
+    return prog, {T: 3, S: 3}, {"x": np.linspace(-1, 1, 18).reshape(3, 3, 2)}
+
+
 def a_case_that_is_shorter_than_the_others() -> Built:
     """The range 0:t has a length of 0 in the gradient at step 0, which is a case beside zeros of all lengths."""
     with tp.Program() as prog:
@@ -290,6 +304,7 @@ def random_numbers_over_two_dims() -> Built:
 
 
 FOUND = [
+    a_loop_that_is_all_at_once_at_one_step_around_it,
     a_growing_value_that_nobody_reads_last,
     a_case_that_never_applies,
     a_case_that_is_shorter_than_the_others,

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tempo.testing.recipe import Dim, Recipe
 from tempo.testing.rewrites import REWRITES
 from tempo.testing.stops import is_well_formed, with_bound
 from tempo.testing.strategies import programs
-from tempo.testing.syntax import Case, Draw, Input, Let, Output, Read, Recurrent, Stop, Type
+from tempo.testing.syntax import Case, Draw, Expression, Host, Input, Let, Literal, Output, Read, Recurrent, Stop, Type
 from tempo.testing.terms import Number, Point, Symbol
 
 SLOW = settings(
@@ -267,10 +268,17 @@ def test_only_runs_one_program_and_prints_it(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith(recipe_of(0, 2).source)
 
 
-def test_a_dim_does_not_stop_before_a_step_that_a_draw_reads() -> None:
-    second = Read("x", ("t",), (Point(Number(1)),))
-    drawn = Let("r", Type((), (), "int32"), Draw("categorical", (second,), (), "int32"))
-    statements = Input("x", Type(("t",), (3,), "float32"), 0), drawn, Output("r", Read("r", (), ()))
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: Draw("categorical", (x,), (), "int32"),
+        lambda x: Host("r", (Literal(0), x), (), (), (), "int32"),
+    ],
+)
+def test_a_dim_does_not_stop_before_a_step_that_is_given_to_something(use: Callable[[Read], Expression]) -> None:
+    first, second = (Read("x", ("t",), (Point(Number(n)),)) for n in (0, 1))
+    made = Let("r", Type((), (), "int32"), use(second))
+    statements = Input("x", Type(("t",), (3,), "float32"), 0), made, Output("x0", first)
     recipe = Recipe((Dim("t", 2),), statements)
     assert is_well_formed(recipe)
     assert not is_well_formed(with_bound(recipe, "t", 1))

@@ -98,7 +98,7 @@ def is_well_formed(recipe: Recipe) -> bool:
                 # The language looks at all that is defined, whether anybody needs it or not.
                 for point in meaning.defined(s.name) or ():
                     meaning.value(s.name, point)
-            if isinstance(s, Let) and isinstance(s.value, Draw):
+            if isinstance(s, Let) and isinstance(s.value, Draw | Host):
                 for place in places(recipe.dims, s.type.domain):
                     for argument in s.value.arguments:
                         if isinstance(argument, Expression):

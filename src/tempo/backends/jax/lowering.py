@@ -743,8 +743,9 @@ class Lowering:
         # A loop hands on what it folds: in a store for whole blocks, though that of the loop around may be shorter.
         handed_on = node in self.schedule.folds and any(isinstance(kept, Present) for kept in kept_here)
         if not handed_on and all(isinstance(kept, Latest | Present) for kept in kept_here):
-            # What a loop folds has the same size in all of its iterations.
-            return jx.fit(array, (*block.lengths, *store.value)) if node in self.schedule.folds else array
+            # What loops hand on has the same size in all of their parts and iterations.
+            fits = (*block.lengths, *store.value)
+            return jx.fit(array, fits, self.padding(node.here())) if self.is_carried(node) else array
         if held is None:
             # What is put into known zeros, XLA would make anew as a padded array, element by element.
             held = jx.lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
