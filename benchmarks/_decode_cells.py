@@ -139,11 +139,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Piece:
-    """A place in the context where steps are timed: from where on, at most how many, and how many they stand for."""
+    """A place in the context where steps are timed: from where on, and at most how many."""
 
     first: int
     steps: int
-    weight: int
 
 
 def grid(quick: bool) -> list[Cell]:

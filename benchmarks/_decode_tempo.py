@@ -48,8 +48,7 @@ class TempoSystem:
     @property
     def pieces(self) -> list[Piece]:
         """Pieces of the loop over steps, each compiled for the longest context that it has."""
-        found = [(loop.steps[0], len(loop.steps)) for _, loop in self._loops()]
-        return [Piece(first, count, count) for first, count in found]
+        return [Piece(loop.steps[0], len(loop.steps)) for _, loop in self._loops()]
 
     def _loops(self) -> Iterator[tuple[int, Loop]]:
         """The loops over steps, and which XLA program each is in. (The prompt is computed in one block.)"""
