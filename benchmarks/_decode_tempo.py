@@ -63,7 +63,7 @@ class TempoSystem:
         The programs of earlier pieces are left out: what they would have computed is zeros.
         """
         whole = self.run._whole
-        arrays = self.run._arrays(0, self.inputs(first + count))
+        arrays = self.run._inputs.checked(self.inputs(first + count), 0)
         with whole.place.settings():
             given: Any = (whole.place.put(arrays),)
             compiled = whole.compiled

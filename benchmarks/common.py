@@ -62,7 +62,7 @@ def use_device(name: str | None) -> Any:
 
 @dataclass(frozen=True)
 class Ready:
-    """A compiled program with its inputs on the device; calling it gives its outputs, on the device."""
+    """A compiled program with its inputs on the device; calling it checks them and gives its outputs, on the device."""
 
     call: Run
     program: Run
@@ -97,7 +97,7 @@ def compile_tempo(
     # Programs leave inputs out that nothing needs.
     needed = {name: arrays[name] for name in whole.place.inputs}
     return Ready(
-        call=lambda: whole.run(arrays),
+        call=lambda: run._run_whole(whole, None, arrays),
         program=lambda: jax.block_until_ready(whole.compiled(needed)),
         figures=figures,
     )
@@ -130,7 +130,7 @@ def count_dispatches(run: Executable, arrays: Mapping[str, Array]) -> int:
 
     whole.compiled = counted
     try:
-        jax.block_until_ready(whole.run(arrays))
+        jax.block_until_ready(run._run_whole(whole, None, arrays))
     finally:
         whole.compiled = compiled
     return calls

@@ -86,59 +86,84 @@ def bound_number(name: str, value: Any) -> int:
     return int(value)
 
 
-def check_inputs(
-    graph: Graph,
-    bounds: Mapping[Any, int],
-    given: Mapping[str, Any],
-    seed: int,
-    partial: bool = False,
-    adopt: Callable[[Any], Any] | None = None,
-    apart: Container[str] = (),
-) -> dict[str, Any]:
-    """The arrays of a run, in the shapes and dtypes that the program declares.
+class Inputs:
+    """The inputs of a program with given bounds, against which what a run is given is checked.
 
     What no result needs may be left out; ``partial`` lets everything be left out until it is asked for. ``adopt`` gives
     a backend's own array for what is on a device already, and None for the rest, which become NumPy arrays. Inputs that
     are kept ``apart`` may be a list or tuple with an array for each step of their first dim, and then become a tuple.
     """
-    data = {"seed": seed_words(seed), **given}
-    for name in given:
-        if name not in graph.inputs:
-            known = ", ".join(n for n in graph.inputs if n != "seed") or "none"
-            bound = any(b.name == name for b in bounds)
-            raise InputError(
-                f"program '{graph.name}' has no input '{name}'",
-                hint=f"{name} is a bound: give it as {{{name}: ...}}" if bound else f"its inputs are: {known}",
-            )
-    for node in graph.nodes:
-        if node.op is INPUT and node.attributes["input"] not in data and not partial:
-            raise InputError(
-                f"input '{node.attributes['input']}' was not given",
-                places=[(node.attributes["input"], node.source)],
-                hint=f"give an array of {_wanted(node, bounds)}",
-            )
-    checked = {}
-    for name, node in graph.inputs.items():
-        if name in apart and isinstance(data[name], list | tuple):
-            checked[name] = _check_steps(node, bounds, data[name], adopt)
-        elif name in data:
-            adopted = None if adopt is None else adopt(data[name])
-            checked[name] = _check_input(node, bounds, data[name], adopted)
-    return checked
+
+    def __init__(
+        self,
+        graph: Graph,
+        bounds: Mapping[Any, int],
+        partial: bool = False,
+        adopt: Callable[[Any], Any] | None = None,
+        apart: Container[str] = (),
+    ) -> None:
+        self.graph = graph
+        self.bounds = bounds
+        self.adopt = adopt
+        self.apart = apart
+        needed = {n.attributes["input"]: n for n in graph.nodes if n.op is INPUT and not partial}
+        self.needed = {name: node for name, node in needed.items() if name != "seed"}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Of those that were given before: what a shape is takes longer to find than to compare."""
+
+    def checked(self, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """The arrays of a run, in the shapes and dtypes that the program declares."""
+        check_seed(seed)
+        graph = self.graph
+        if not given.keys() <= graph.inputs.keys():
+            raise self._unknown(next(name for name in given if name not in graph.inputs))
+        if not self.needed.keys() <= given.keys():
+            raise self._missing(next(node for name, node in self.needed.items() if name not in given))
+        data = {"seed": seed_words(seed), **given} if "seed" in graph.inputs else given
+        arrays = {}
+        for name, node in graph.inputs.items():
+            if name not in data:
+                continue
+            value = data[name]
+            if name in self.apart and isinstance(value, list | tuple):
+                arrays[name] = _check_steps(node, self.bounds, value, self.adopt)
+                continue
+            if name not in self.shapes:
+                self.shapes[name] = _input_shape(node, self.bounds)
+            adopted = None if self.adopt is None else self.adopt(value)
+            arrays[name] = _check_input(node, self.bounds, self.shapes[name], value, adopted)
+        return arrays
+
+    def _unknown(self, name: str) -> InputError:
+        known = ", ".join(n for n in self.graph.inputs if n != "seed") or "none"
+        bound = any(b.name == name for b in self.bounds)
+        return InputError(
+            f"program '{self.graph.name}' has no input '{name}'",
+            hint=f"{name} is a bound: give it as {{{name}: ...}}" if bound else f"its inputs are: {known}",
+        )
+
+    def _missing(self, node: Node) -> InputError:
+        return InputError(
+            f"input '{node.attributes['input']}' was not given",
+            places=[(node.attributes["input"], node.source)],
+            hint=f"give an array of {_wanted(node, self.bounds)}",
+        )
 
 
 def _check_steps(
     node: Node, bounds: Mapping[Any, int], values: Sequence[Any], adopt: Callable[[Any], Any] | None
 ) -> tuple[Any, ...]:
     """An array for each step of an input's first dim."""
-    (count, *expected) = _input_shape(node, bounds)
+    shape = _input_shape(node, bounds)
+    count, expected = shape[0], shape[1:]
     one = replace(node, domain=node.domain[1:])
     adopted = [None if adopt is None else adopt(value) for value in values]
     found = [value if own is None else own for value, own in zip(values, adopted, strict=True)]
-    if len(found) == count and all(getattr(array, "shape", None) == tuple(expected) for array in found):
-        return tuple(_check_input(one, bounds, value, own) for value, own in zip(values, adopted, strict=True))
+    if len(found) == count and all(getattr(array, "shape", None) == expected for array in found):
+        pairs = zip(values, adopted, strict=True)
+        return tuple(_check_input(one, bounds, expected, value, own) for value, own in pairs)
     # Together they are an array, or what is wrong with them is said as of one.
-    return tuple(_check_input(node, bounds, values, None))
+    return tuple(_check_input(node, bounds, shape, values, None))
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:
@@ -152,9 +177,7 @@ def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
     return f"shape {shape}, {node.dtype.name}"
 
 
-def _check_input(node: Node, bounds: Mapping[Any, int], value: Any, adopted: Any) -> Any:
-    name = node.attributes["input"]
-    expected = _input_shape(node, bounds)
+def _check_input(node: Node, bounds: Mapping[Any, int], expected: tuple[int, ...], value: Any, adopted: Any) -> Any:
     if adopted is not None and adopted.dtype == node.dtype and adopted.shape == expected:
         return adopted
     array = _as_array(value if adopted is None else adopted)
@@ -169,6 +192,7 @@ def _check_input(node: Node, bounds: Mapping[Any, int], value: Any, adopted: Any
         problem = f"has the value {wrong}, which does not fit into {node.dtype.name}"
     else:
         return array.astype(node.dtype)
+    name = node.attributes["input"]
     wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
     raise InputError(
         f"input '{name}' {problem}",
@@ -196,10 +220,13 @@ def can_cast(source: dtypes.DType, target: dtypes.DType) -> bool:
     return dtypes.is_bool(source)
 
 
-def seed_words(seed: int) -> Array:
-    """A seed as the two words that key the random generator."""
+def check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed = {seed!r}: a seed is an integer")
+
+
+def seed_words(seed: int) -> Array:
+    """A seed as the two words that key the random generator."""
     return np.array([int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF], np.uint32)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.errors import BoundError, CausalityError, InputError, TempoError
-from tempo.given import Record, Result, bound_number, call_host, check_bounds, check_inputs, resolve
+from tempo.given import Inputs, Record, Result, bound_number, call_host, check_bounds, resolve
 from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, show_domain, show_shape
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 def evaluate(graph: Graph, bounds: Mapping[Bound, int], inputs: Mapping[str, Any], seed: int = 0) -> Result:
     """Run a whole program."""
     numbers = check_bounds(graph, bounds)
-    machine = Interpreter(graph.cases, graph.stops, numbers, check_inputs(graph, numbers, inputs, seed))
+    machine = Interpreter(graph.cases, graph.stops, numbers, Inputs(graph, numbers).checked(inputs, seed))
     for node in graph.nodes:
         if node.op is HOST:
             sequence = machine.box(node.attributes["sequence"])
@@ -61,7 +61,7 @@ def evaluate_at(
             raise InputError(f"{name}={step!r}: a step is an integer", places=[("here", user_line())])
     graph = tensor.program.graph_of(tensor)
     given = {b: bound_number(b.name, n) for b, n in bounds.items()}
-    arrays = check_inputs(graph, given, inputs, seed, partial=True)
+    arrays = Inputs(graph, given, partial=True).checked(inputs, seed)
     machine = Interpreter(graph.cases, graph.stops, given, arrays)
     shown = ", ".join(f"{n}={point[n]}" for n in names)
     return machine.read(tensor.edge, {d: int(point[d.name]) for d in tensor.domain}, f".at({shown})")

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,6 +94,18 @@ def test_a_training_loop(backend: str) -> None:
     np.testing.assert_allclose(result.w, [1, 3 / 2, 17 / 12, 577 / 408, 665857 / 470832], rtol=1e-15)
 
 
+def test_a_call_that_is_refused_leaves_the_run_before_it() -> None:
+    """A call with arrays on the device takes a short way, which must not be shorter than that."""
+    prog, T = products()
+    run = prog.compile({T: 3}, device="cpu")
+    stream = run.stream(x=[1, 2, 3])
+    with pytest.raises(tp.errors.InputError):
+        run(x=jnp.ones(2))
+    assert run._latest is stream._run
+    run(x=jnp.ones(3))
+    assert run._latest is None
+
+
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
@@ -144,6 +157,32 @@ def test_wrong_inputs(backend: str, inputs: dict[str, Any], message: str, hint: 
             call(**inputs)
         assert str(caught.value).splitlines()[0] == message
         assert caught.value.hint == hint
+
+
+def test_wrong_arrays_on_the_device_are_refused_as_any_others_are() -> None:
+    prog, T = products()
+    run = prog.compile({T: 3}, device="cpu")
+    assert run(x=jnp.array([1.0, 2.0, 3.0])).y.tolist() == [1, 2, 6]
+    with pytest.raises(tp.errors.InputError, match=r"^input 'x' has shape \(2,\), expected \(3,\)"):
+        run(x=jnp.ones(2))
+    with pytest.raises(tp.errors.InputError, match=r"^input 'x' was not given"):
+        run()
+    with pytest.raises(tp.errors.InputError, match=r"^program 'products' has no input 'z'"):
+        run(x=jnp.ones(3), z=jnp.ones(3))
+    with pytest.raises(tp.errors.InputError, match=r"^seed = 'a': a seed is an integer"):
+        run(x=jnp.ones(3), seed="a")
+    with pytest.raises(tp.errors.InputError, match=r"^seed = 'a': a seed is an integer"):
+        prog.compile({T: 3}, seed="a")
+    integers = prog_of_integers().compile(device="cpu")
+    with pytest.raises(tp.errors.InputError, match=r"^input 'n' has dtype float32, which does not convert to int32"):
+        integers(n=jnp.float32(1.0))
+    assert integers(n=jnp.int8(1)).m.tolist() == 2  # what converts is converted
+
+
+def prog_of_integers() -> tp.Program:
+    with tp.Program("integers") as prog:
+        prog.output("m", prog.input("n", dtype="int32") * 2)
+    return prog
 
 
 @backends

@@ -447,7 +447,7 @@ def doubling(dtype: Any) -> Any:
 def test_arrays_of_jax_are_used_where_they_are(dtype: Any) -> None:
     run = doubling(dtype)
     array = jax.device_put(np.array([1, 0, 1]).astype(dtype), jax.devices("cpu")[0])
-    adopted = run._arrays(0, {"x": array})["x"]
+    adopted = run._inputs.checked({"x": array}, 0)["x"]
     assert adopted is array
     assert run._machine.put({"x": adopted})["x"] is array
     assert run(x=array).y.tolist() == run(x=np.asarray(array)).y.tolist()
@@ -466,7 +466,7 @@ def test_arrays_of_jax_are_converted_and_checked_like_others() -> None:
 def test_arrays_of_other_libraries_are_taken_over(dtype: Any) -> None:
     run = doubling(dtype)
     theirs = jax.device_put(np.array([1, 2, 3]).astype(dtype), jax.devices("cpu")[0])
-    assert isinstance(run._arrays(0, {"x": Foreign(theirs)})["x"], jax.Array)
+    assert isinstance(run._inputs.checked({"x": Foreign(theirs)}, 0)["x"], jax.Array)
     assert run(x=Foreign(theirs)).y.tolist() == [2, 4, 6]
 
 

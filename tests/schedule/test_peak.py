@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tempo as tp
+from tempo.runtime.executable import Executable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -69,6 +70,47 @@ def test_an_iteration_takes_room_for_what_it_does_not_keep() -> None:
     assert peak(prog, {T: 10}) == 4000 + 4000 + 2 * 400
 
 
+def test_what_is_computed_element_by_element_is_written_over_its_operand() -> None:
+    """The product and its exponential are the same memory: two readers, so that the exponential is stored."""
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        y = tp.exp(x @ x)
+        prog.output("y", tp.sum(y))
+        prog.output("z", tp.max(y))
+    assert peak(prog, {}) == 400 + 4 + 4 + 400
+
+
+def test_an_operand_that_is_read_in_another_order_is_not_written_over() -> None:
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        product = x @ x
+        y = tp.exp(product + tp.transpose(product))
+        prog.output("y", tp.sum(y))
+        prog.output("z", tp.max(y))
+    assert peak(prog, {}) == 400 + 4 + 4 + 400 + 400
+
+
+def test_what_an_output_is_written_over_is_in_its_memory() -> None:
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        prog.output("y", tp.exp(x @ x))
+    assert peak(prog, {}) == 400 + 400
+
+
+def test_of_an_input_with_more_steps_than_are_needed_a_part_is_copied() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (10, 10), t)
+        y = prog.recurrent("y", (10, 10), t)
+        y[0] = 0.0
+        y[t] = y[t - 1] @ x[t - 1]
+        prog.output("y", y)
+    found = prog.compile({T: 10}, backend="numpy")
+    (stored,) = (store.bytes for node, store in found.storage.stores.items() if node.name == "x")
+    assert stored == 3600
+    assert found.storage.peak >= 4000 + 3600 + 4000
+
+
 def test_a_part_that_is_handed_out_is_a_copy() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")
@@ -89,20 +131,68 @@ def cases() -> dict[str, Any]:
     return found
 
 
-NAMES = ("ema", "gae", "lstm", "lstm_train", "attention_grad", "viterbi", "edit_distance")
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases())
 def test_within_a_fifth_of_what_xla_says(name: str) -> None:
-    """At the small sizes of the micro benchmarks, on a CPU; benchmarks/micro.py reports both for the large ones."""
+    """At the small sizes of the micro benchmarks, on a CPU; benchmarks/micro.py reports both for the large ones. There
+    is a little room for the padding between small values."""
     pair = cases()[name](True)
     run = pair.prog.compile(pair.bounds, device="cpu")
-    assert run.storage.peak == pytest.approx(sum(run._machine.memory().values()), rel=0.2, abs=4096)
+    assert run.storage.peak == pytest.approx(sum(run._machine.memory().values()), rel=0.2, abs=1024)
 
 
-def test_attention_computes_its_weights_in_the_place_of_its_scores() -> None:
-    """One matrix of 64 x 64, where the model has two beside each other."""
+# -- what a GPU does otherwise, as seen on one -------------------------------------------------------------------------
+
+
+def peak_on_gpu(prog: tp.Program, bounds: dict[Any, int]) -> int:
+    return Executable(prog.graph, bounds, "numpy", parallel=True).storage.peak
+
+
+WORKSPACE = 32 * 2**20
+
+
+def test_a_product_of_matrices_has_a_workspace() -> None:
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        prog.output("y", -x @ x)
+    assert peak_on_gpu(prog, {}) == 400 + 400 + 400 + WORKSPACE
+
+
+def test_a_product_with_a_vector_has_none() -> None:
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        v = prog.input("v", (10,))
+        prog.output("y", x @ v)
+    assert peak_on_gpu(prog, {}) == 400 + 40 + 40
+
+
+def test_a_scan_stores_its_rounds_from_the_second_on() -> None:
+    """x and y, half of that, and the two factors; nothing of what is scanned, which is chosen from two cases."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 10, t)
+        y = prog.recurrent("y", 10, t)
+        y[0] = x[0]
+        y[t] = 0.9 * y[t - 1] + 0.1 * x[t]
+        prog.output("y", y)
+    assert peak_on_gpu(prog, {T: 100}) == 4000 + 4000 + 2000 + 2 * 4
+
+
+def test_queries_of_the_same_keys_have_all_scores_in_memory() -> None:
     pair = cases()["attention"](True)
-    run = pair.prog.compile(pair.bounds, device="cpu")
-    assert run._machine.memory()["temporaries"] <= 64 * 64 * 4 + 4096
-    assert run.storage.peak - sum(run._machine.memory().values()) <= 64 * 64 * 4 + 4096
+    inputs = sum(array.nbytes for array in pair.inputs.values())
+    steps, size = next(iter(pair.inputs.values())).shape
+    assert peak_on_gpu(pair.prog, dict(pair.bounds)) == inputs + 4 * steps * size + 4 * steps**2 + WORKSPACE
+
+
+def test_stores_that_loops_fill_are_made_when_the_loops_begin() -> None:
+    """Of the two loops, what the first has filled makes room for what the second fills: only a CPU has both."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (10,), t)
+        y, z = prog.recurrent("y", (10,), t), prog.recurrent("z", (10,), t)
+        y[0] = x[0]
+        y[t] = tp.tanh(y[t - 1] + x)
+        z[T - 1] = tp.sum(y[0:T], axis=0)
+        z[t] = tp.tanh(z[t + 1])
+        prog.output("s", tp.sum(z[0:T]))
+    assert peak(prog, {T: 100}) - peak_on_gpu(prog, {T: 100}) == 4000

@@ -171,7 +171,7 @@ def test_arrays_of_a_list_are_used_where_they_are() -> None:
     prog, T, L = layers()
     run = prog.compile({T: 4, L: 5}, plan=UNROLL)
     given = [jnp.asarray(w) for w in DATA["w"]]
-    put = run._machine.put(run._arrays(0, {"x": DATA["x"], "w": given}))
+    put = run._machine.put(run._inputs.checked({"x": DATA["x"], "w": given}, 0))
     assert all(ours is theirs for ours, theirs in zip(put["w"], given, strict=True))
 
 

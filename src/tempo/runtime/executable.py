@@ -15,7 +15,7 @@ import numpy as np
 
 from tempo.backends.numpy_backend import NumpyMachine
 from tempo.errors import CheckpointError, ProgramError
-from tempo.given import Record, Result, check_bounds, check_inputs
+from tempo.given import Inputs, Record, Result, check_bounds, check_seed
 from tempo.graph.node import Graph
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.compilation import Compilation, Request, Seconds
@@ -62,6 +62,7 @@ class Executable:
                 f"the numpy backend runs on the CPU, not on '{device}'", hint='leave device out, or use backend="jax"'
             )
         self.backend = backend
+        check_seed(seed)
         self.seed = seed
         self.source = graph
         self.seconds = Seconds()
@@ -164,10 +165,9 @@ class Executable:
 
     def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""
-        if self._whole is not None and self._loaded is None:
-            arrays = self._arrays(self.seed if seed is None else seed, inputs)
-            self._latest, self._over = None, True
-            return self.result(self._whole.run(arrays), ())
+        whole = self._whole
+        if whole is not None and self._loaded is None:
+            return self.result(self._run_whole(whole, seed, inputs), ())
         run = self._start(seed, inputs, self._counts)
         with run.held_back.watched:
             while run.advance():
@@ -175,6 +175,17 @@ class Executable:
         if self._latest is run:  # whose stores nobody needs any more
             self._latest, self._over = None, True
         return self.result(run.worker.outputs(), run.pending)
+
+    def _run_whole(self, whole: Whole, seed: int | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs, as arrays of the backend."""
+        if seed is None and self._latest is None:
+            outputs = whole.run_as_given(inputs)
+            if outputs is not None:
+                self._over = True
+                return outputs
+        arrays = self._inputs.checked(inputs, self.seed if seed is None else seed)
+        self._latest, self._over = None, True  # stores of a run before this one make room
+        return whole.run(arrays)
 
     def stream(self, seed: int | None = None, progress: bool = False, **inputs: Any) -> Stream:
         """Run the program and iterate over what it emits, as it does: ``for record in run.stream(x=data)``.
@@ -216,7 +227,7 @@ class Executable:
                 f"seed = {seed}: the run that was loaded has the seed {loaded.seed}", hint="leave the seed out"
             )
         used = loaded.seed if loaded is not None else self.seed if seed is None else seed
-        arrays = self._arrays(used, inputs)
+        arrays = self._inputs.checked(inputs, used)
         self._latest = None  # its stores make room for the new ones
         if loaded is None:
             run = Run(self._script, self._worker(arrays, None), int(used), counts=counts)
@@ -226,11 +237,12 @@ class Executable:
         self._latest, self._loaded = run, None
         return run
 
-    def _arrays(self, seed: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    @cached_property
+    def _inputs(self) -> Inputs:
         if self.backend == "numpy":
-            return check_inputs(self.source, self.numbers, inputs, seed)
+            return Inputs(self.source, self.numbers)
         place = self._place
-        return check_inputs(self.source, self.numbers, inputs, seed, adopt=place.adopt, apart=place.apart)
+        return Inputs(self.source, self.numbers, adopt=place.adopt, apart=place.apart)
 
     def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
         if self._machine is not None:

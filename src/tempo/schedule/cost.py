@@ -18,9 +18,10 @@ from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.convolution import CONVOLUTION
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
-from tempo.schedule.peak import CHEAP, COSTLY
-from tempo.schedule.storage import Storage, extent
+from tempo.schedule.peak import CHEAP, COSTLY, HABITS, Habits
+from tempo.schedule.storage import Storage
 from tempo.symbolic import Dim
+from tempo.symbolic.intervals import extent
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Rates:
     bytes: float
     kernel: float
     iteration: float
+    memory: Habits = HABITS["cpu"]
+    """What XLA does with the device's memory."""
 
 
 # By their order of magnitude, and not measured each time, so that a program's plan is the same whenever it is compiled.
 RATES = {
     # An H200. The times of a further small kernel and of a loop's way back were measured there, the others are not.
-    "gpu": Rates(flops=4e13, elements=4e12, bytes=4e12, kernel=2e-6, iteration=9e-6),
+    "gpu": Rates(flops=4e13, elements=4e12, bytes=4e12, kernel=2e-6, iteration=9e-6, memory=HABITS["gpu"]),
     # Two cores of a server: so chosen that the micro benchmarks take about as long as they do.
     "cpu": Rates(flops=5e10, elements=1e9, bytes=1e10, kernel=1e-6, iteration=5e-6),
 }

@@ -18,7 +18,7 @@ from tempo.graph.traversal import producers
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop, Tree, computes
-from tempo.schedule.peak import peak_bytes
+from tempo.schedule.peak import Habits, peak_bytes
 from tempo.schedule.storage import (
     Apart,
     Keeping,
@@ -57,7 +57,7 @@ Slices = Mapping[Dim, Span | Steps]
 """Of the dims of a store that are cut, the steps that are read; of all others everything is."""
 
 
-def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str]) -> Storage:
+def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str], habits: Habits) -> Storage:
     """The same stores, with those of some nodes in host memory, under their names, as far as they can be there."""
     local: dict[Node, Store] = {}
     homes: dict[Node, Home] = {}
@@ -89,7 +89,7 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
         name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
     }
     peak = peak_bytes(
-        replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs
+        replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs, habits
     )
     return replace(result, peak=peak + traffic(graph, schedule, result).most)
 

@@ -1,9 +1,10 @@
 """How much memory a plan takes at its worst moment.
 
 Inputs and outputs are there all the time. Between them, a store takes room from the tree that writes it first to the
-tree that reads it last; a loop counts as one tree, in which an iteration takes room for what it does not keep. The
-stores that a loop fills are there from the beginning: XLA makes the zeros in them before it does anything else. And
-what is computed element by element is mostly not stored at all, but computed where it is read.
+tree that reads it last; a loop counts as one tree, in which an iteration takes room for what it does not keep. What is
+computed element by element is mostly not stored at all, but computed where it is read; where it is stored, it is
+written over an operand of its size that nobody reads any more. And some operations take room beside their operands and
+results.
 
 This is a model of what XLA does. ``JaxMachine.memory`` is what it did.
 """
@@ -13,15 +14,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tempo.graph.node import Edge, Graph, Node, Primitive
+from tempo.graph.node import Edge, Graph, Node, Primitive, dims_of, shape_symbols
 from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.graph.traversal import producers
 from tempo.ops import creation, elementwise, shaping
+from tempo.ops.attention import ATTENTION, OUT, STEPS
+from tempo.ops.contraction import EINSUM, subscript_terms
+from tempo.ops.scan import LINEAR_RECURRENCE
 from tempo.ops.shaping import RESHAPE
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree, computes
+from tempo.symbolic import Dim, Expr, Slice, as_expr
+from tempo.symbolic.intervals import extent, interval
 
 if TYPE_CHECKING:
     from tempo.schedule.storage import Store
@@ -32,16 +39,49 @@ COSTLY |= {"sqrt", "tanh"}
 # Computed by every reader anew: the other operations on elements, views, and values that come from nothing.
 CHEAP = {p.name for m in (creation, elementwise, shaping) for p in vars(m).values() if isinstance(p, Primitive)}
 CHEAP = (CHEAP | {"slice"}) - COSTLY - {"concatenate", "constant"}
+REDUCTIONS = {"all", "any", "argmax", "argmin", "max", "min", "prod", "sum"}
 # What computes its operands where it reads them. Matrix products and the like read from memory.
-FUSING = CHEAP | COSTLY | {"all", "any", "argmax", "argmin", "max", "min", "place", "prod", "recurrent", "sum"}
+FUSING = CHEAP | COSTLY | REDUCTIONS | {"linear_recurrence", "place", "recurrent"}
+# What may be written over an operand.
+ELEMENTWISE = {p.name for p in vars(elementwise).values() if isinstance(p, Primitive)} | {RESHAPE.name}
 
 
-def peak_bytes(graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], outputs: Mapping[str, int]) -> int:
+@dataclass(frozen=True)
+class Habits:
+    """What XLA does with memory on a kind of device, beyond what the program asks for."""
+
+    workspace: int
+    """The bytes that the library for matrix products has to itself while it computes one."""
+    zeros_first: bool
+    """Whether the stores that a loop fills are made before anything else, and not right before the loop."""
+    fuses_choices: bool
+    """Whether what is chosen, from several cases or by a mask, is computed by its reader, like anything else that is
+    computed element by element."""
+
+
+HABITS = {
+    # 32 MiB is what XLA gives cuBLAS on GPUs since Hopper.
+    "gpu": Habits(workspace=32 * 2**20, zeros_first=False, fuses_choices=True),
+    "cpu": Habits(workspace=0, zeros_first=True, fuses_choices=False),
+}
+
+
+def peak_bytes(
+    graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], outputs: Mapping[str, int], habits: Habits
+) -> int:
     """The most bytes that are taken at the same time; ``outputs`` are those of what is handed out."""
-    inputs = sum(store.bytes for node, store in stores.items() if node.op is INPUT)
+    given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
     handed_out = {edge.node for name, edge in graph.outputs.items() if _is_whole(edge, stores, outputs[name])}
-    outside = {node for node in schedule.places if node in handed_out or node.op in (INPUT, HOST)}
-    return inputs + sum(outputs.values()) + _Walk(graph, stores).most(schedule.trees, outside)
+    # An input of which not all steps are needed is copied.
+    as_given = {node for node, size in given.items() if stores[node].bytes == size}
+    outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
+    walk = _Walk(graph, schedule, stores, habits)
+    return sum(given.values()) + sum(outputs.values()) + walk.most(schedule.trees, outside, {}, handed_out)
+
+
+def _given_bytes(node: Node, schedule: Schedule) -> int:
+    sizes = (extent(size, schedule.open, schedule.numbers) for size in (*(d.bound for d in node.domain), *node.shape))
+    return math.prod(sizes) * node.dtype.itemsize
 
 
 def _is_whole(edge: Edge, stores: Mapping[Node, Store], size: int) -> bool:
@@ -50,50 +90,74 @@ def _is_whole(edge: Edge, stores: Mapping[Node, Store], size: int) -> bool:
 
 
 class _Walk:
-    def __init__(self, graph: Graph, stores: Mapping[Node, Store]) -> None:
+    def __init__(self, graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], habits: Habits) -> None:
         self.graph = graph
+        self.schedule = schedule
         self.stores = stores
+        self.habits = habits
 
-    def most(self, trees: Sequence[Tree], outside: Set[Node]) -> int:
-        """What trees that run one after the other take at most, apart from stores that are there anyway."""
+    def most(
+        self, trees: Sequence[Tree], outside: Set[Node], around: Mapping[Dim, int], handed_out: Set[Node] = frozenset()
+    ) -> int:
+        """What trees that run one after the other take at most, apart from stores that are there anyway, in loops
+        ``around`` them that compute so many steps of dims at once."""
         first: dict[Node, int] = {}
         within = [0] * len(trees)
+        fused = self.fused(trees, choices=self.habits.fuses_choices and not around)
         for at, tree in enumerate(trees):
             if isinstance(tree, Loop):
                 inside = {c.node for c in computes(tree.body)} - outside
                 kept = {node for node in inside if self.stores[node].outlives(tree.dim)}
-                first.update(dict.fromkeys(kept, 0))
-                within[at] = self.most(tree.body, outside | kept)
-            else:
+                for node in kept:
+                    first.setdefault(node, 0 if self.habits.zeros_first else at)
+                within[at] = self.most(tree.body, outside | kept, {**around, tree.dim: tree.block or 1})
+                within[at] += self.shifted(tree, outside)
+            elif tree.node not in fused:
                 if tree.node not in outside:
                     first.setdefault(tree.node, at)
-                within[at] = self.padding(tree)
-        last = self.last(trees)
+                within[at] = self.beside(tree, around)
+        last = self.last(trees, fused)
+        begun = {node: start for node, start in first.items() if start <= last.get(node, -1)}
+        over, inside_outputs = self.written_over(trees, fused, begun, last, handed_out)
         change = [0] * (len(trees) + 1)
-        for node, start in first.items():
-            if start <= last.get(node, -1):
+        for node, start in begun.items():
+            if node not in inside_outputs:
                 change[start] += self.stores[node].bytes
-                change[last[node] + 1] -= self.stores[node].bytes
+                change[last[node] + (node not in over)] -= self.stores[node].bytes
         held = itertools.accumulate(change[:-1])
         return max((inside + stored for inside, stored in zip(within, held, strict=True)), default=0)
 
-    def last(self, trees: Sequence[Tree]) -> dict[Node, int]:
-        """For every node that is stored and read by some trees, the last one that reads it."""
-        direct = {tree.node: at for at, tree in enumerate(trees) if isinstance(tree, Compute)}
-        reads = [(c.node, p, at) for at, t in enumerate(trees) for c in computes((t,)) for p in self.operands(c)]
-        readers: dict[Node, set[Node]] = {}
-        for consumer, producer, _ in reads:
-            readers.setdefault(producer, set()).add(consumer)
+    def fused(self, trees: Sequence[Tree], choices: bool) -> set[Node]:
+        """The nodes that some of the trees compute where they are read, ``choices`` from several cases among them, or
+        that are views of others."""
+        direct = {tree.node for tree in trees if isinstance(tree, Compute)}
+        readers: dict[Node, list[Compute]] = {}
+        made: dict[Node, int] = {}
+        for statement in computes(trees):
+            made[statement.node] = made.get(statement.node, 0) + 1
+            for producer in dict.fromkeys(self.operands(statement)):
+                readers.setdefault(producer, []).append(statement)
+        cheap = CHEAP | {RECURRENT.name} if choices else CHEAP
         fused = {
             node
             for node in direct
-            if (node.op.name in CHEAP or (node.op.name in COSTLY and len(readers.get(node, ())) == 1))
-            and all(r in direct and r.op.name in FUSING for r in readers.get(node, ()))
+            if (node.op.name in cheap or (node.op.name in COSTLY and len(readers.get(node, ())) == 1))
+            and (node.op is not RECURRENT or made[node] == 1)
+            and all(r.node in direct and self.fuses(r.node) for r in readers.get(node, ()))
         }
         # Another shape of a whole tensor is the same memory.
         views = {node for node in direct if node not in fused and node.op is RESHAPE and node.edges[0].is_here}
-        views = {node for node in views if all(r in direct for r in readers.get(node, ()))}
-        fused = (fused | views) - {node.edges[0].node for node in views}
+        views = {node for node in views if all(r.node in direct for r in readers.get(node, ()))}
+        return (fused | views) - {node.edges[0].node for node in views}
+
+    def fuses(self, reader: Node) -> bool:
+        """Whether a node computes its operands where it reads them."""
+        masks = reader.op.name in REDUCTIONS and bool(dims_of(shape_symbols(reader.edges[0].shape)))
+        return reader.op.name in FUSING and (self.habits.fuses_choices or not masks)
+
+    def last(self, trees: Sequence[Tree], fused: Set[Node]) -> dict[Node, int]:
+        """For every node that is stored and read by some trees, the last one that reads it."""
+        reads = [(c.node, p, at) for at, t in enumerate(trees) for c in computes((t,)) for p in self.operands(c)]
         last: dict[Node, int] = {}
         for consumer, producer, at in reversed(reads):
             # What a fused node reads is read where it is computed.
@@ -101,11 +165,86 @@ class _Walk:
             last[producer] = max(last.get(producer, -1), end)
         return {node: at for node, at in last.items() if node not in fused}
 
+    def written_over(
+        self,
+        trees: Sequence[Tree],
+        fused: Set[Node],
+        first: Mapping[Node, int],
+        last: Mapping[Node, int],
+        handed_out: Set[Node],
+    ) -> tuple[set[Node], set[Node]]:
+        """The stores that make room when they are read last, for what is written over them; and those that are in the
+        memory of outputs, which are written over them."""
+        over: set[Node] = set()
+        inside_outputs: set[Node] = set()
+        for at, tree in reversed([*enumerate(trees)]):
+            if isinstance(tree, Loop):
+                continue
+            node = tree.node
+            if node not in handed_out and (node in fused or first.get(node) != at):
+                continue
+            same, other = self.elements(tree, fused)
+            candidates = (n for n in same if n not in other and last.get(n) == at and n in first and n not in over)
+            found = next((n for n in candidates if self.stores[n].bytes == self.stores[node].bytes), None)
+            if found is not None:
+                (inside_outputs if node in handed_out or node in inside_outputs else over).add(found)
+        return over, inside_outputs
+
+    def elements(self, statement: Compute, fused: Set[Node]) -> tuple[list[Node], set[Node]]:
+        """The stores of which a statement reads, for every element, the element in the same place, and those of which
+        it reads others."""
+        same: dict[Node, None] = {}
+        other: set[Node] = set()
+        own = statement.node
+        chosen = [self.graph.cases[own][n].value for n in statement.cases] if own.op is RECURRENT else own.edges
+        ahead: list[tuple[Node, Sequence[Edge], bool]] = [(own, chosen, True)]
+        seen = set()
+        while ahead:
+            node, edges, aligned = ahead.pop()
+            aligned = aligned and (node.op.name in ELEMENTWISE or (node.op is RECURRENT and len(edges) == 1))
+            for edge in edges:
+                here = aligned and edge.is_here
+                if edge.node not in fused:
+                    same.update({edge.node: None} if here else {})
+                    other.update(() if here else (edge.node,))
+                elif (edge.node, here) not in seen:
+                    seen.add((edge.node, here))
+                    cases = self.graph.cases.get(edge.node, ())
+                    ahead.append((edge.node, [case.value for case in cases] or edge.node.edges, here))
+        return list(same), other
+
     def operands(self, statement: Compute) -> list[Node]:
         if statement.node.op is RECURRENT:
             cases = self.graph.cases[statement.node]
             return [cases[n].value.node for n in statement.cases]
         return list(producers(statement.node, self.graph.cases))
+
+    def beside(self, statement: Compute, around: Mapping[Dim, int]) -> int:
+        """What a statement takes beside its operands and its result."""
+        node = statement.node
+        if node.op is LINEAR_RECURRENCE:
+            # Every round of a scan leaves half of what it was given. The first one is computed where it is read.
+            return self.stores[node].bytes * max(node.dtype.itemsize, 4) // (2 * node.dtype.itemsize)
+        if node.op is ATTENTION:
+            return self.scores(node, around)
+        if node.op is EINSUM and _is_product(node):
+            return self.habits.workspace
+        return self.padding(statement)
+
+    def scores(self, node: Node, around: Mapping[Dim, int]) -> int:
+        """All scores of all queries, if they share keys or values: otherwise there is a kernel that goes over them in
+        tiles."""
+        at_once = [d for d in node.domain if d.origin not in around]
+        if all(_varies(edge, d) for d in at_once for edge in node.edges[:3]):
+            return 0
+        steps = {d: self.schedule.steps(node, d) for d in node.domain}
+        boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
+        *_, keys, _, out = subscript_terms(node.attributes["terms"])
+        seen = node.edges[1].shape[keys.index(STEPS)]
+        queries = [size for letter, size in zip(out, node.shape, strict=True) if letter != OUT]
+        sizes = [extent(size, boxes, self.schedule.numbers) for size in (*queries, seen)]
+        points = [around.get(d.origin, stop - start) for d, (start, stop) in steps.items()]
+        return math.prod((*sizes, *points)) * max(node.dtype.itemsize, 4) + self.habits.workspace
 
     def padding(self, statement: Compute) -> int:
         """A tensor defined by several cases is chosen from all of them, those with fewer steps padded."""
@@ -116,3 +255,49 @@ class _Walk:
         found = (self.stores[p].shape for p in self.operands(statement) if p in self.stores)
         partial = any(len(shape) == len(own) and math.prod(shape) < math.prod(own) for shape in found)
         return self.stores[node].bytes if partial else 0
+
+    def shifted(self, loop: Loop, outside: Set[Node]) -> int:
+        """What a loop reads of stores at steps that are shifted from iteration to iteration, as along a diagonal, it
+        reads out of copies with room for what lies beside the steps that there are. (Those of inputs take the place of
+        other copies.)"""
+        made = {c.node for c in computes(loop.body)}
+        found: dict[Node, int] = {}
+        for node in made:
+            for edge in node.edges:
+                if edge.node in made or edge.node not in self.stores:
+                    continue
+                for d, item in zip(edge.node.domain, edge.index, strict=True):
+                    read = self.shifts(node, item, loop)
+                    size = len(range(*self.schedule.steps(edge.node, d)))
+                    if read > size:
+                        more = read - size if edge.node.op is INPUT and edge.node not in outside else read
+                        found[edge.node] = self.stores[edge.node].bytes // size * more
+        return sum(found.values())
+
+    def shifts(self, node: Node, item: object, loop: Loop) -> int:
+        """How many steps an index goes over, if it is shifted by a loop; otherwise none."""
+        dims = dims_of(item.symbols()) if isinstance(item, Expr) else ()
+        if len(dims) < 2 or not any(d.origin is loop.dim for d in dims) or not isinstance(item, Expr):
+            return 0
+        steps = {d: self.schedule.steps(node, d) for d in node.domain}
+        boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
+        low, high = interval(item.substitute(self.schedule.numbers), boxes)
+        return high - low + 1
+
+
+def _varies(edge: Edge, dim: Dim) -> bool:
+    """Whether an edge reads other values at every step of a dim, and not more and more of the same."""
+    starts = (item.start if isinstance(item, Slice) else item for item in edge.index)
+    return any(dim in as_expr(start).symbols() for start in starts)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether an einsum is a product of two matrices, and not of vectors, which is computed like a reduction."""
+    *terms, out = subscript_terms(node.attributes["subscripts"])
+    if len(terms) != 2 or set("".join(terms)) <= set(out):
+        return False
+    (a, b), (first, second) = terms, node.edges
+    return all(
+        set(own) & set(out) - set(others) or any(_varies(edge, d) and not _varies(beside, d) for d in node.domain)
+        for own, others, edge, beside in ((a, b, first, second), (b, a, second, first))
+    )

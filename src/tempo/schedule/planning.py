@@ -111,7 +111,7 @@ class Planner:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
             schedule, stores = self.on_device(plan)
             hosted = {node: self.names[node] for node in host if node not in self.hosted}
-            storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted})
+            storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted}, self.rates.memory)
             plan = replace(plan, host=(*plan.host, *hosted.values()))
             self.found[key] = Planned(plan, self.graph, schedule, storage)
         return self.found[key]
@@ -121,7 +121,7 @@ class Planner:
         key = tuple(sorted(plan.blocks.items()))
         if key not in self.scheduled:
             schedule = self.scheduler.schedule(plan.sizes(self.graph), self.unrolled, self.buckets, self.tiles)
-            self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.numbers)
+            self.scheduled[key] = schedule, plan_storage(self.graph, schedule, self.rates.memory)
         return self.scheduled[key]
 
     def fastest(self) -> Planned:
@@ -256,7 +256,7 @@ class Planner:
         """A plan with these blocks that fits because stores are in host memory, the largest ones and no more than must
         be there."""
         schedule, stores = self.on_device(replace(self.wanted, blocks={**blocks, **self.wanted.blocks}))
-        everything = offload(self.graph, schedule, stores, self.names)
+        everything = offload(self.graph, schedule, stores, self.names, self.rates.memory)
         movable = sorted((s for s in everything.stores.values() if s.host), key=lambda store: -store.bytes)
         nodes = [store.node for store in movable]
 

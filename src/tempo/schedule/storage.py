@@ -15,9 +15,9 @@ from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Place, Schedule
-from tempo.schedule.peak import peak_bytes
-from tempo.symbolic import Dim, Expr, Slice, as_expr
-from tempo.symbolic.intervals import interval
+from tempo.schedule.peak import Habits, peak_bytes
+from tempo.symbolic import Dim, Slice
+from tempo.symbolic.intervals import extent
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Storage:
         return "\n".join([*lines, f"host: {host:,} bytes"] if host else lines)
 
 
-def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -> Storage:
+def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
     """A store for every node that is computed."""
     readers: dict[Node, list[Dependence]] = {}
     for dependence in schedule.dependences:
@@ -165,7 +165,7 @@ def plan_storage(graph: Graph, schedule: Schedule, numbers: Mapping[Any, int]) -
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
     outputs = {name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
-    return Storage(stores, peak_bytes(graph, schedule, stores, outputs))
+    return Storage(stores, peak_bytes(graph, schedule, stores, outputs, habits))
 
 
 def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
@@ -173,13 +173,6 @@ def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
     steps = [len(span) for span in schedule.results[name]]
     sizes = (extent(size, schedule.open, schedule.numbers) for size in edge.shape)
     return math.prod((*steps, *sizes)) * edge.dtype.itemsize
-
-
-def extent(size: int | Expr, ranges: Mapping[Dim, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
-    """The most that a size can be."""
-    if isinstance(size, int):
-        return size
-    return interval(as_expr(size).substitute(numbers), ranges)[1]
 
 
 def single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:

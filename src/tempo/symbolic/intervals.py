@@ -70,6 +70,13 @@ def interval(expr: ExprLike, numeric_ranges: Mapping[Any, tuple[int, int]]) -> t
     return low.constant, high.constant
 
 
+def extent(size: int | Expr, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
+    """The most that a size can be."""
+    if isinstance(size, int):
+        return size
+    return interval(as_expr(size).substitute(numbers), ranges)[1]
+
+
 def decide(condition: Condition, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
     """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
     match condition:

@@ -21,9 +21,10 @@ from tempo.backends.jax.reading import Block
 from tempo.graph.node import Edge, Node
 from tempo.ops.attention import ATTENTION, STEPS
 from tempo.ops.contraction import EINSUM, subscript_terms
-from tempo.schedule.storage import Store, Window, extent
+from tempo.schedule.storage import Store, Window
 from tempo.symbolic import Slice
 from tempo.symbolic.grid import evaluate
+from tempo.symbolic.intervals import extent
 
 Array = Any
 

@@ -35,12 +35,12 @@ from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
 from tempo.schedule.skips import shares
-from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window, extent
+from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window
 from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
 from tempo.symbolic.grid import Grid, evaluate
-from tempo.symbolic.intervals import decide
+from tempo.symbolic.intervals import decide, extent
 
 Array = Any
 

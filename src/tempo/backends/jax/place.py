@@ -33,7 +33,15 @@ class Place:
             yield
 
     def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs on the device."""
         return {name: self.steps_on_device(name, inputs[name]) for name in self.inputs if name not in self.offloaded}
+
+    def hand_over(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs for one call of one XLA program, which puts NumPy arrays on its device itself: for a small one
+        that takes 2 us, where ``device_put`` takes 45."""
+        arrays = {name: inputs[name] for name in self.inputs}
+        others = (n for n, array in arrays.items() if n in self.apart or not isinstance(array, np.ndarray))
+        return arrays | {name: self.steps_on_device(name, arrays[name]) for name in others}
 
     def steps_on_device(self, name: str, given: Any) -> Any:
         """An input on the device, or one array for each step of its first dim, if that is unrolled."""
