@@ -75,6 +75,11 @@ class BlockSteps:
     length: int
 
 
+def block_of(place: Any) -> tuple[Any, int]:
+    """The first step of the block that a loop is at, and its length; of one without blocks, its step."""
+    return (place.start, place.length) if isinstance(place, BlockSteps) else (place, 1)
+
+
 Tree = Loop | Compute
 
 

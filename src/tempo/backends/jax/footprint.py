@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from tempo.backends.jax.lowering import State
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.state import State
 from tempo.backends.jax.worker import Parts, keyed, shapes, sliced
 from tempo.schedule.offload import Span
 from tempo.schedule.script import Chunks, Each, Item, Part

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tempo.backends.jax.lowering import Lowering, State
+from tempo.backends.jax.lowering import Lowering
+from tempo.backends.jax.state import State
 from tempo.given import resolve
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from tempo.backends.jax.lowering import State
+from tempo.backends.jax.state import State
 from tempo.graph.node import Node
 from tempo.schedule.looptree import BlockSteps
 from tempo.schedule.script import Part

@@ -1,16 +1,13 @@
 """A whole program as one function of JAX arrays.
 
-Loops are ``fori_loop``s that carry the stores they write; a node is its primitive's function, ``vmap``ped over the dims
-that are computed at once, with operands that do not vary over a dim left unbatched.
+A node is its primitive's function, ``vmap``ped over the dims that are computed at once, with operands that do not vary
+over a dim left unbatched. ``Repetition`` runs loops.
 """
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,16 +22,16 @@ from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.padding import Padding
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
+from tempo.backends.jax.repetition import Repetition, count_of, make_room
 from tempo.backends.jax.settled import Settled
+from tempo.backends.jax.state import UNSTORED, Computed, Fresh, Previous, State
 from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import producers
 from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
-from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, computes
-from tempo.schedule.skips import shares
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, block_of
 from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window
 from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
@@ -43,39 +40,6 @@ from tempo.symbolic.grid import Grid, evaluate
 from tempo.symbolic.intervals import decide, extent
 
 Array = Any
-
-_UNSTORED = "unstored"
-"""The key under which a state has the nodes that the innermost loop around does not store."""
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """The key under which a state has what an iteration has just put into a node's store."""
-
-    node: Node
-
-
-@dataclass(frozen=True)
-class _Previous:
-    """The key under which a state has what an iteration, ``back`` of them before, computed of a node."""
-
-    node: Node
-    back: int
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A value without the axes of loops, and the steps at which it was computed: those given, or ``back`` steps of
-    ``family`` before."""
-
-    array: Array
-    at: Mapping[Dim, Any]
-    family: Dim | None = None
-    back: int = 0
-
-
-State = dict[Any, Any]
-"""Stores by node, the latest values beside them, and how many steps dims make that stop on data, by bound."""
 
 
 class Lowering:
@@ -163,169 +127,11 @@ class Lowering:
             self.compute(tree, state, at)
         elif len(tree.steps) == 1:
             here = tree.at(tree.steps[0], at.get(tree.dim))
-            self.make_room(tree, state)
+            make_room(self, tree, state)
             for inner in tree.body:
                 self.execute(inner, state, {**at, tree.dim: here})
         else:
-            self.iterations(tree, state, at, tree.steps[0], self.count(tree, state, at))
-
-    def count(self, tree: Loop, state: State, at: Mapping[Dim, Any]) -> Any:
-        """How many iterations a loop makes: of one over the tiles of a range, up to the last that adds anything."""
-        every = len(tree.steps)
-        found = shares(tree, self.schedule, self.storage)
-        # Where sizes do not change from iteration to iteration of a loop around, all tiles are needed.
-        if not found or not any(d.origin in at for share in found for d in dims_of(share.size.symbols())):
-            return every
-        counts: list[Any] = [1]  # the first one makes the result something, if it is nothing
-        for share in found:
-            block = self.block(share.node, state, {**at, tree.dim: 0})
-            (tile,) = (d for d in share.node.domain if d.origin is tree.dim)
-            here = {**block.bounds.values, **block.at, tile: np.arange(every, dtype=np.int32)}
-            for n, d in enumerate(block.dims, 1):
-                here[d] = block.ranges[d].steps.reshape([-1, *(1,) * n])
-            sizes = evaluate(share.size, here, jnp)
-            filled = jnp.any(sizes > 0, axis=tuple(range(sizes.ndim - 1)))
-            last = every - jnp.argmax(filled[::-1])
-            begins = [fold.begins(*_block_of(at[fold.family])) for fold in share.folds]
-            counts.append(jnp.where(reduce(operator.and_, begins), every, last) if begins else last)
-        return reduce(jnp.maximum, counts).astype(jnp.int32)
-
-    def iterations(self, tree: Loop, state: State, at: Mapping[Dim, Any], first: Any, count: Any) -> None:
-        """Some iterations of a loop, beginning at the step ``first``: which ones may be known only at run time."""
-        inside = dict.fromkeys(c.node for c in computes(tree.body))
-        carried: list[Any] = [node for node in inside if self.is_carried(node)]
-        self.make_room(tree, state)
-        for node in inside:  # what another piece of this loop has folded is not the latest any more
-            state.pop(_Fresh(node), None)
-        for node in carried:
-            if node not in state:
-                state[node] = apart.zeros(self.storage.stores[node])
-        # Of stores with an array per step of an unrolled dim, those that this loop changes.
-        changed = {node: self.changed(node, at) for node in carried}
-
-        back = -1 if tree.backwards else 1
-        stride = back * (tree.block or 1)
-        stores = self.storage.stores
-        found = (self.iterated.registers(node, tree, back, stores) for node in carried)
-        remembered = [registers for registers in found if registers is not None]
-        unstored = {r.node for r in remembered if not r.stored}
-        carried = [node for node in carried if node not in unstored]
-        # A CPU gains nothing from it.
-        unroll = self.iterated.unrolled(tree, stores) if self.parallel else 1
-        late = [n for n in carried if unroll > 1 and self.iterated.is_written_late(n, tree, back, stores)]
-        bounds = [self.stopping[node].bound for node in inside if node in self.stopping]
-        for bound in bounds:
-            state.setdefault(bound, jnp.int32(self.limits[bound]))
-        carried += bounds
-
-        def several(k: Array, carry: Any, number: int) -> Any:
-            """As many iterations as one; what none of them reads in a store is put there for all of them at once."""
-            arrays, before = carry
-            written: dict[Node, list[Array]] = {node: [] for node in late if number > 1}
-            inner: State = {**state, _UNSTORED: unstored.union(written)}
-            put(inner, arrays)
-            for n in range(number):
-                here = {**at, tree.dim: tree.at(first + stride * (k + n), at.get(tree.dim))}
-                for registers, values in zip(remembered, before, strict=True):
-                    steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
-                    for back_by, array in enumerate(values, 1):
-                        inner[_Previous(registers.node, back_by)] = _Value(array, steps, tree.dim, back_by * back)
-                for t in tree.body:
-                    self.execute(t, inner, here)
-                before = [
-                    [inner[_Fresh(registers.node)].array, *values][: registers.depth]
-                    for registers, values in zip(remembered, before, strict=True)
-                ]
-                for node, values in written.items():
-                    values.append(inner[_Fresh(node)].array)
-            inner[_UNSTORED] = unstored
-            lowest = tree.at(first + k if back > 0 else first - k - (number - 1), at.get(tree.dim))
-            for node, values in written.items():
-                block = self.block(node, inner, {**at, tree.dim: BlockSteps(lowest, number)})
-                axis = next(n for n, d in enumerate(block.dims) if d.origin is tree.dim)
-                self.write(node, Value(jnp.stack(values[::back], axis), block.dims), inner, block)
-            return taken(inner), before
-
-        def taken(held: State) -> list[Any]:
-            """What is carried of a state."""
-            own = ((held[key], changed.get(key)) for key in carried)
-            return [value if numbers is None else [value[n] for n in numbers] for value, numbers in own]
-
-        def put(held: State, values: Sequence[Any]) -> None:
-            for key, value in zip(carried, values, strict=True):
-                numbers = changed.get(key)
-                held[key] = value if numbers is None else apart.replaced(held[key], numbers, value)
-
-        def earlier(step: Any, n: int) -> Mapping[Dim, Any]:
-            return {**at, tree.dim: tree.at(step - n * stride, at.get(tree.dim))}
-
-        before = [[self.at_step(r.node, state, earlier(first, n + 1)) for n in range(r.depth)] for r in remembered]
-        start = (taken(state), before)
-        made: Any = count
-        if tree.until is None:
-            arrays, values = self.as_kernel(tree, several, start, count) or _repeated(count, several, start, unroll)
-        else:
-            position = carried.index(self.stopping[tree.until].bound)
-            beyond = self.schedule.beyond[tree.until]
-
-            def goes_on(carry: tuple[Array, Any]) -> Array:
-                k, (arrays, _) = carry
-                return (k < count) & (first + k < arrays[position] + beyond)
-
-            made, (arrays, values) = lax.while_loop(
-                goes_on, lambda c: (c[0] + 1, several(*c, 1)), (jnp.int32(0), start)
-            )
-        put(state, arrays)
-        for registers, kept in zip(remembered, values, strict=True):
-            if not registers.stored:
-                for n, array in reversed(list(enumerate(kept))):
-                    block = self.block(registers.node, state, earlier(first + stride * (made - 1), n))
-                    self.write(registers.node, Value(array, block.dims), state, block)
-
-    def as_kernel(self, tree: Loop, several: Callable[[Any, Any, int], Any], start: Any, count: Any) -> Any:
-        """What a loop makes of ``start`` as one kernel; None if it is not for one."""
-        if self.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
-            return None
-        try:
-            self.check_values(tree)
-            found = rows.iterate(lambda k, carry: several(k, carry, 1), start, count, self.kernels)
-        except rows.NotRowsError as reason:
-            self.notes[id(tree)] = tree, f"of several kernels: {reason}"
-            return None
-        self.notes[id(tree)] = tree, "one kernel"
-        return found
-
-    def check_values(self, tree: Loop) -> None:
-        """Raise if a loop is for no kernel because of what is read in it: to trace a large one for nothing takes
-        seconds."""
-        stores, back = self.storage.stores, -1 if tree.backwards else 1
-        inside = [c.node for c in computes(tree.body)]
-        read = [p for node in inside for p in producers(node, self.graph.cases) if p in stores]
-        if any(math.prod(stores[node].value) > rows.MOST_VALUES for node in (*inside, *read)):
-            raise rows.NotRowsError("there is more than fits into registers")
-        if any(self.is_carried(n) and None in self.iterated.distances(n, tree, back) for n in inside):
-            raise rows.NotRowsError("what was written is read again")
-
-    def changed(self, node: Node, at: Mapping[Dim, Any]) -> list[int] | None:
-        """Which arrays of a node's store a loop may change that is at these steps of the loops around it; None for a
-        store that is one array."""
-        store = self.storage.stores[node]
-        if not apart.unrolled(store):
-            return None
-        steps = {d: self.schedule.own_step(node, d, at[d.origin]) for d in apart.unrolled(store) if d.origin in at}
-        return apart.positions(store, steps)
-
-    def make_room(self, tree: Loop, state: State) -> None:
-        """Make the stores that a piece of a loop fills as long as it needs them. What is read of them is then no part
-        of something larger, which costs a GPU 40 % more time than a store of its own."""
-        if tree.grows:
-            for node in dict.fromkeys(c.node for c in computes(tree.body)):
-                if self.is_carried(node) and not apart.unrolled(self.storage.stores[node]):
-                    shape = self.room(node, (tree,))
-                    if node not in state:
-                        state[node] = jnp.zeros(shape, node.dtype)
-                    elif any(size > found for size, found in zip(shape, state[node].shape, strict=True)):
-                        state[node] = jx.fit(state[node], shape)
+            Repetition(self, tree, state, at, tree.steps[0]).run(count_of(self, tree, state, at))
 
     def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
         """The shape of a node's store inside of some loops that compute it: with no more steps than there are at the
@@ -448,7 +254,7 @@ class Lowering:
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
         store = self.storage.stores[edge.node]
-        for key in (_Fresh(edge.node), *(_Previous(edge.node, n + 1) for n in range(MOST_REGISTERS))):
+        for key in (Fresh(edge.node), *(Previous(edge.node, n + 1) for n in range(MOST_REGISTERS))):
             fresh = state.get(key)
             if fresh is None or not self.is_at(edge, block, fresh):
                 continue
@@ -502,7 +308,7 @@ class Lowering:
         """The first steps of a node's dims in the block that a loop is at."""
         return {d: self.schedule.own_step(node, d, block.loops[d.origin].start) for d in dims}
 
-    def is_at(self, edge: Edge, block: Block, value: _Value) -> bool:
+    def is_at(self, edge: Edge, block: Block, value: Computed) -> bool:
         """Whether an edge reads what was computed at the steps of a value."""
         for d in edge.node.domain:
             if d in value.at:
@@ -518,7 +324,7 @@ class Lowering:
         at, ranges, edges = dict(block.at), dict(block.ranges), node.edges
         begins: Any = True
         for fold in folds:
-            start, length = _block_of(block.loops[fold.family])
+            start, length = block_of(block.loops[fold.family])
             at[fold.family] = start
             ranges[fold.family] = Range(start, 1, fold.base, fold.base + fold.count - 1)
             edges = fold.at_block(edges, length)
@@ -750,8 +556,8 @@ class Lowering:
             # What is put into known zeros, XLA would make anew as a padded array, element by element.
             held = jx.lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
         array = jx.fit(array, (*block.lengths, *store.value), self.padding(node.here()))
-        state[_Fresh(node)] = _Value(array, inside)
-        if node in state.get(_UNSTORED, ()):
+        state[Fresh(node)] = Computed(array, inside)
+        if node in state.get(UNSTORED, ()):
             return held
         stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
         starts: list[Any] = []
@@ -797,24 +603,9 @@ def _int32(step: Any) -> Any:
     return np.int32(step) if isinstance(step, int) else jnp.asarray(step, jnp.int32)
 
 
-def _block_of(place: Any) -> tuple[Any, int]:
-    """The first step of the block that a loop is at, and its length; of one without blocks, its step."""
-    return (place.start, place.length) if isinstance(place, BlockSteps) else (place, 1)
-
-
 def _is_literal(node: Node) -> bool:
     """Whether a node is one number, and needs no store."""
     return not node.domain and (node.op is FULL or (node.op is CONSTANT and node.attributes["value"].ndim == 0))
-
-
-def _repeated(count: Any, several: Callable[[Any, Any, int], Any], start: Any, unroll: int) -> Any:
-    """``count`` iterations, ``unroll`` of them as one; how many there are may be known only at run time."""
-    rounds = count // unroll
-    carry = lax.fori_loop(0, rounds, lambda k, carry: several(k * unroll, carry, unroll), start)
-    rest = count - rounds * unroll
-    if isinstance(rest, int):
-        return several(rounds * unroll, carry, rest) if rest else carry
-    return carry if unroll == 1 else lax.fori_loop(rounds * unroll, count, lambda k, c: several(k, c, 1), carry)
 
 
 def _steps_dim(node: Node) -> Dim:

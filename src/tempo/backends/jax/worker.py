@@ -28,8 +28,10 @@ from tempo.backends.jax import apart
 from tempo.backends.jax.host_calls import HostCalls
 from tempo.backends.jax.host_stores import HostStores
 from tempo.backends.jax.joints import Joint, join
-from tempo.backends.jax.lowering import Lowering, State
+from tempo.backends.jax.lowering import Lowering
 from tempo.backends.jax.padded import jx, outline
+from tempo.backends.jax.repetition import Repetition
+from tempo.backends.jax.state import State
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
@@ -243,7 +245,8 @@ class Parts:
             inner.storage = Storage({**lowering.storage.stores, **given})
             here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()} | known
             if isinstance(item, Chunks):
-                inner.iterations(item.loop, state, here, *chunk)
+                first, count = chunk
+                Repetition(inner, item.loop, state, here, first).run(count)
             else:
                 for tree in item.trees:
                     inner.execute(tree, state, here)

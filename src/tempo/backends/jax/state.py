@@ -1,0 +1,44 @@
+"""What a program has computed so far, while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tempo.graph.node import Node
+from tempo.symbolic import Dim
+
+Array = Any
+
+State = dict[Any, Any]
+"""Stores by node, the latest values beside them, and how many steps dims make that stop on data, by bound."""
+
+UNSTORED = "unstored"
+"""The key under which a state has the nodes that the innermost loop around does not store."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The key under which a state has what an iteration has just put into a node's store."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The key under which a state has what an iteration, ``back`` of them before, computed of a node."""
+
+    node: Node
+    back: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A value without the axes of loops, and the steps at which it was computed: those given, or ``back`` steps of
+    ``family`` before."""
+
+    array: Array
+    at: Mapping[Dim, Any]
+    family: Dim | None = None
+    back: int = 0
