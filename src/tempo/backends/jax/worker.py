@@ -247,7 +247,7 @@ class Parts:
             else:
                 for tree in item.trees:
                     inner.execute(tree, state, here)
-            values = {node: inner.at_step(node, state, here) for node in offloaded}
+            values = {n: _with_axes(inner.at_step(n, state, here), self.stores[n], here) for n in offloaded}
             emits = {node: state[node] for node in emitted}
             return emits, values, call.arrays(state, here) if call is not None else ()
 
@@ -314,7 +314,8 @@ class JaxWorker:
         self.machine = machine
         self.parts = machine.parts
         self.lowering = machine.lowering
-        self.host = HostStores(machine, inputs)
+        hosted = {key.node: value for key, value in (kept or {}).items() if isinstance(key, Hosted)}
+        self.host = HostStores(machine, inputs, hosted)
         self.arguments: tuple[Node, tuple[Array, ...]] | None = None
         """What the part right before a host call has computed for it."""
         self.deferred: tuple[Joint, At] | None = None
@@ -322,9 +323,7 @@ class JaxWorker:
         with machine.settings():
             self.state: State = self.parts.by_key(self.parts.load(machine.put(inputs)))
             for key, value in (kept or {}).items():
-                if isinstance(key, Hosted):
-                    self.host.arrays[key.node] = np.array(value)
-                else:
+                if not isinstance(key, Hosted):
                     self.state[key] = jax.device_put(value, machine.device)
 
     def part(self, item: Part, at: At) -> list[tuple[str, Record]]:
@@ -452,15 +451,13 @@ class JaxWorker:
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
         self.catch_up()
-        self.host.fetch()
         on_device = {
             key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
         on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
-        hosted = {n: array for n, array in self.host.arrays.items() if n in needed and n.op is not INPUT}
-        return {**on_device, **{Hosted(node): array for node, array in hosted.items()}}
+        return {**on_device, **{Hosted(node): array for node, array in self.host.kept(needed).items()}}
 
     def whole(self, node: Node, array: Array) -> Array:
         """A store as long as it gets, as all backends know it."""
@@ -533,6 +530,13 @@ def sliced(store: Store, cut: Slices, firsts: Mapping[int, Any]) -> Store:
     """What a part has of a store in host memory, from steps on that are known while it runs."""
     kept = {d: Steps(firsts[d.number], cut[d].size) if d in cut else kept for d, kept in store.dims.items()}
     return replace(store, dims=kept)
+
+
+def _with_axes(block: Array, store: Store, at: At) -> Array:
+    """What loops have computed for a store, with an axis for each of the store's, also where it is one step."""
+    dims = [d for d, kept in store.dims.items() if not isinstance(kept, Latest)]
+    single = [n for n, d in enumerate(dims) if d.origin in at and not isinstance(at[d.origin], BlockSteps)]
+    return jnp.expand_dims(block, single)
 
 
 def _following(item: Part | Chunks, at: At) -> At | None:
