@@ -327,7 +327,7 @@ def test_without_blocks_everything_stays_on_the_device() -> None:
         run(**inputs)
 
 
-def test_a_dim_that_stops_on_data_has_no_blocks() -> None:
+def test_a_dim_that_stops_on_data_has_no_blocks(host_memory: str) -> None:
     """Its stores stay on the device; those of what is computed after it are on the host."""
     with tp.Program("stopped") as prog:
         i, I = prog.dim("i")
@@ -471,7 +471,7 @@ def long_training() -> Written:
 
 
 @pytest.mark.parametrize("part", [4, 16])
-def test_a_budget_is_kept_with_stores_on_the_host(part: int) -> None:
+def test_a_budget_is_kept_with_stores_on_the_host(host_memory: str, part: int) -> None:
     """What XLA says it takes of the device is a sixteenth of what it takes without a budget, for the same results."""
     prog, bounds, inputs = long_training()
     fastest = prog.compile(bounds)
@@ -502,7 +502,7 @@ def test_a_budget_that_cannot_be_kept_even_with_stores_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_blocks_within_blocks_of_another_dim(backend: str) -> None:
+def test_blocks_within_blocks_of_another_dim(host_memory: str, backend: str) -> None:
     """Of what is sent to the host by the inner blocks, the device has a block of the outer dim, too (random program 11
     of seed 901)."""
     with tp.Program() as prog:
