@@ -162,9 +162,8 @@ ON_THE_HOST = {
 def host_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Stores as a CPU has them, and as a GPU does, in pinned memory, of which a CPU has a kind, too."""
     kind: str = request.param
-    if kind == "pieces":
-        memory = SingleDeviceSharding(jax.devices("cpu")[0], memory_kind="pinned_host")
-        monkeypatch.setattr(host_stores, "pinned", lambda device: memory)
+    memory = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host") if kind == "pieces" else None
+    monkeypatch.setattr(host_stores, "pinned", lambda device: memory)
     return kind
 
 
@@ -301,7 +300,7 @@ def test_outputs_are_the_users_own(host_memory: str) -> None:
 
 def test_what_cannot_be_pinned_is_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA pins so much memory and no more: stores beyond that are as they are on a CPU."""
-    memory = SingleDeviceSharding(jax.devices("cpu")[0], memory_kind="pinned_host")
+    memory = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     monkeypatch.setattr(host_stores, "pinned", lambda device: memory)
     monkeypatch.setattr(host_stores, "pinned_bytes", lambda: 2 * 4 * STEPS)
     prog, bounds, inputs = two_readers()
