@@ -32,6 +32,31 @@ def test_a_training_on_the_gpu_gives_the_oracles_values() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("block", [1, 4, 5])
+def test_stores_in_pinned_memory(block: int) -> None:
+    """Pieces of blocks, read as they were written and with a step of the block before, in several iterations."""
+    with tp.Program("offloaded") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(3,), domain=t)
+        w = prog.state("w", 0.3 * np.eye(3), over=i)
+        h = prog.recurrent("h", shape=(3,), domain=(i, t))
+        h[i, -1] = 0.0
+        h[i, t] = tp.tanh(h[i, t - 1] @ w + x[t])
+        loss = tp.sum(tp.square(h))[i, 0:T].sum(axis=0)
+        w.next = w - 0.1 * tp.grad(loss, w)
+        prog.output("w", w)
+        prog.output("h", h)
+    inputs = {"x": np.random.default_rng(0).normal(size=(22, 3))}
+    expected = prog.evaluate({I: 3, T: 22}, **inputs)
+    run = prog.compile({I: 3, T: 22}, device="gpu", plan=tp.Plan({"t": block}, host=("*",)))
+    assert {"h", "x"} <= {store.node.label for store in run.storage.stores.values() if store.host}
+    for found in (run(**inputs), run(**inputs)):
+        np.testing.assert_allclose(found.w, expected.w, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.h, expected.h, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("dtype", [tp.float32, tp.bfloat16])
 def test_attention_by_its_kernel(dtype: Any, window: int | None) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 import tempo as tp
+from tempo.backends.jax import host_stores
+from tempo.backends.jax.host_arrays import OneArray
 from tempo.errors import BudgetError, ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.plan import Plan
@@ -154,13 +158,22 @@ ON_THE_HOST = {
 }
 
 
+@pytest.fixture(params=["one array", "pieces"])
+def host_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stores as a CPU has them, and as a GPU does, in pinned memory, of which a CPU has a kind, too."""
+    kind: str = request.param
+    memory = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host") if kind == "pieces" else None
+    monkeypatch.setattr(host_stores, "pinned", lambda device: memory)
+    return kind
+
+
 def on_the_host(run: Executable) -> set[str]:
     return {store.node.label for store in run.storage.stores.values() if store.host}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("block", [1, 3, 5, 9])
-def test_values_are_those_without_offloading(program: Callable[[], Written], block: int) -> None:
+def test_values_are_those_without_offloading(host_memory: str, program: Callable[[], Written], block: int) -> None:
     prog, bounds, inputs = program()
     expected = prog.evaluate(bounds, **inputs)
     without = Executable(prog.graph, bounds, plan=Plan({"t": block}))
@@ -175,7 +188,7 @@ def test_values_are_those_without_offloading(program: Callable[[], Written], blo
             assert [r.point for r in found.emits[name]] == [r.point for r in records]
 
 
-def test_whole_numbers_are_the_same() -> None:
+def test_whole_numbers_are_the_same(host_memory: str) -> None:
     prog, bounds, inputs = counts()
     without = Executable(prog.graph, bounds)(**inputs).z
     for block in range(1, STEPS):
@@ -231,7 +244,7 @@ def test_no_slice_is_more_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> No
     assert sent == [("x", 3)] * 3 + [("x", 1)]
 
 
-def test_a_read_of_one_step_sends_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_of_one_step_sends_one_step(host_memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last state, which a loss is made of and which is handed out, not all states are sent."""
     from tempo.backends.jax.host_stores import HostStores
 
@@ -253,7 +266,7 @@ def test_a_read_of_one_step_sends_one_step(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(sent) <= 5
 
 
-def test_blocks_of_the_iterations_as_well() -> None:
+def test_blocks_of_the_iterations_as_well(host_memory: str) -> None:
     """What the device has of a store is a block of the inner dim, at one iteration."""
     prog, bounds, inputs = last_loss()
     expected = prog.evaluate(bounds, **inputs)
@@ -267,12 +280,42 @@ def test_blocks_of_the_iterations_as_well() -> None:
             compare(name, run(**inputs)[name], array, 1e-5)
 
 
-def test_inputs_are_not_changed_through_outputs() -> None:
+def test_inputs_are_not_changed_through_outputs(host_memory: str) -> None:
     prog, bounds, inputs = forward()
     run = Executable(prog.graph, bounds, plan=Plan({"t": 3}, host=("*",)))
     before = inputs["x"].copy()
     run(**inputs).x[:] = 0
     np.testing.assert_array_equal(inputs["x"], before)
+
+
+def test_outputs_are_the_users_own(host_memory: str) -> None:
+    """What the user does with an output out of host memory changes neither a later one nor what the program has."""
+    prog, bounds, inputs = forward()
+    run = Executable(prog.graph, bounds, plan=Plan({"t": 3}, host=("*",)))
+    first = run(**inputs).y
+    expected = first.copy()
+    first[:] = 0
+    np.testing.assert_array_equal(run(**inputs).y, expected)
+
+
+def test_what_cannot_be_pinned_is_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA pins so much memory and no more: stores beyond that are as they are on a CPU."""
+    memory = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    monkeypatch.setattr(host_stores, "pinned", lambda device: memory)
+    monkeypatch.setattr(host_stores, "pinned_bytes", lambda: 2 * 4 * STEPS)
+    prog, bounds, inputs = two_readers()
+    run = Executable(prog.graph, bounds, plan=Plan({"t": 3}, host=("*",)))
+    found: list[Any] = []
+    arrays = host_stores.HostStores._arrays
+
+    def watched(self: host_stores.HostStores, *given: Any) -> Any:
+        found.extend(arrays(self, *given).items())
+        return dict(found)
+
+    monkeypatch.setattr(host_stores.HostStores, "_arrays", watched)
+    compare("c", run(**inputs).c, prog.evaluate(bounds, **inputs)["c"], 1e-5)
+    computed = [isinstance(array, OneArray) for node, array in found if node.label in ("a", "b", "c")]
+    assert sorted(computed) == [False, False, True]
 
 
 def test_without_blocks_everything_stays_on_the_device() -> None:
@@ -283,7 +326,7 @@ def test_without_blocks_everything_stays_on_the_device() -> None:
         run(**inputs)
 
 
-def test_a_dim_that_stops_on_data_has_no_blocks() -> None:
+def test_a_dim_that_stops_on_data_has_no_blocks(host_memory: str) -> None:
     """Its stores stay on the device; those of what is computed after it are on the host."""
     with tp.Program("stopped") as prog:
         i, I = prog.dim("i")
@@ -335,7 +378,7 @@ def test_what_host_functions_read_stays_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("advanced", [1, 4, 7, 12])
-def test_a_run_saved_between_blocks_goes_on(advanced: int, tmp_path: Path) -> None:
+def test_a_run_saved_between_blocks_goes_on(host_memory: str, advanced: int, tmp_path: Path) -> None:
     """Forwards, in the middle of the way back, and in the next iteration: the same to the last bit."""
     prog, bounds, inputs = training()
     plan = Plan({"t": 3}, host=("*",))
@@ -427,7 +470,7 @@ def long_training() -> Written:
 
 
 @pytest.mark.parametrize("part", [4, 16])
-def test_a_budget_is_kept_with_stores_on_the_host(part: int) -> None:
+def test_a_budget_is_kept_with_stores_on_the_host(host_memory: str, part: int) -> None:
     """What XLA says it takes of the device is a sixteenth of what it takes without a budget, for the same results."""
     prog, bounds, inputs = long_training()
     fastest = prog.compile(bounds)
@@ -458,7 +501,7 @@ def test_a_budget_that_cannot_be_kept_even_with_stores_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_blocks_within_blocks_of_another_dim(backend: str) -> None:
+def test_blocks_within_blocks_of_another_dim(host_memory: str, backend: str) -> None:
     """Of what is sent to the host by the inner blocks, the device has a block of the outer dim, too (random program 11
     of seed 901)."""
     with tp.Program() as prog:

@@ -223,7 +223,7 @@ def test_a_loop_is_compiled_once_whatever_its_chunks() -> None:
     prog, I = halving()
     run = prog.compile({I: 300})
     run()
-    functions = [part.function for part in run._machine.parts.compiled.values()]
+    functions = [part.function.function for part in run._machine.parts.compiled.values()]
     for _ in range(2):
         list(run.stream())
     assert [function._cache_size() for function in functions] == [1] * len(functions)

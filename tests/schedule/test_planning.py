@@ -222,7 +222,7 @@ def test_what_xla_takes_is_looked_at_where_stores_come_near_the_devices_memory(
     """Without a promise, too: there is no more than that."""
     asked = []
     monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: memory)
-    monkeypatch.setattr("tempo.backends.jax.machine.JaxMachine.memory", lambda _: asked.append(True) or {})
+    monkeypatch.setattr("tempo.backends.jax.machine.JaxMachine.taken", lambda *_: asked.append(True) or 0)
     with tp.Program() as prog:
         t, T = prog.dim("t")
         x = prog.input("x", 100, domain=t)

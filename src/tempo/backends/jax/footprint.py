@@ -1,21 +1,26 @@
 """What a run in parts takes on the device at its worst moment, by XLA's own account of every part.
 
-The script is gone through without computing anything: a state has shapes in place of arrays. Every part is compiled on
-the way, and not compiled again when it runs.
+The script is gone through without computing anything: a state has shapes in place of arrays. Every part is traced on
+the way. Then all are compiled, in parallel threads, and not compiled again when they run.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.prepared import Prepared, shapes, zeros_maker
 from tempo.backends.jax.state import State
-from tempo.backends.jax.worker import Parts, keyed, shapes, sliced
+from tempo.backends.jax.worker import Parts, keyed, sliced
 from tempo.schedule.offload import Span
 from tempo.schedule.script import Chunks, Each, Item, Part
 
@@ -25,24 +30,94 @@ if TYPE_CHECKING:
 Array = Any
 
 
+@dataclass(eq=False)
+class _Program:
+    """An XLA program, and the most bytes that are ``there`` beside what it makes, whenever it runs."""
+
+    prepared: Prepared
+    shapes: tuple[Any, ...]
+    lowered: Any
+    makes: int
+    """The least that it makes, as far as that is known before it is compiled: not what it computes with."""
+    there: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def expected(self) -> int:
+        return self.there + self.makes
+
+    def compile(self) -> None:
+        with self.lock:  # a thread may be at it that was started before
+            if self.lowered is not None:
+                self.prepared.programs[self.shapes] = self.lowered.compile()
+                self.lowered = None
+
+    @property
+    def analysis(self) -> Any:
+        return self.prepared.programs[self.shapes].memory_analysis()
+
+    @property
+    def taken(self) -> int:
+        found = self.analysis
+        made: int = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
+        return self.there + made
+
+
 class Footprint:
-    """The bytes of ``inputs`` and ``outputs`` on the device, and the ``most`` that is there at the same time."""
+    """The programs of a run in parts, and what they take. ``inputs`` are the bytes of the inputs."""
 
     def __init__(self, machine: JaxMachine) -> None:
+        self.settings = machine.settings
         self.parts: Parts = machine.parts
         inputs = {name: given for name, given in machine.inputs.items() if name not in machine.offloaded}
         self.state: State = self.parts.by_key(jax.eval_shape(self.parts.load, inputs))
         self.inputs = self.most = held(self.state.values())
+        """The most that is there at the same time, of what was looked at so far."""
         self.fetched = 0
         """What the part before has computed for stores in host memory, which is on its way there."""
-        self.traced: dict[Any, Any] = {}
+        self.programs: dict[Any, _Program] = {}
         self.follow(self.parts.script.items)
         shown = {node: outline(store.shape, node.dtype) for node, store in self.parts.shown.items()}
-        values = {**self.parts.finally_read(self.state, dict), **shown}
-        analysis: Any = self.parts.finish.lower(keyed(values)).compile().memory_analysis()
-        self.outputs: int = analysis.output_size_in_bytes
-        there = held([*self.state.values(), *shown.values()])
-        self.most = max(self.most, there + self.outputs + analysis.temp_size_in_bytes)
+        values = {**self.parts.finally_read(self.state, self.filled), **shown}
+        self.finish = self.program(None, self.parts.finish, (keyed(values),))
+        self.finish.there = held([*self.state.values(), *shown.values()])
+        # The one that is most likely to take too much comes first.
+        self.left = sorted(self.programs.values(), key=lambda program: program.expected)
+
+    @property
+    def outputs(self) -> int:
+        """The bytes of the outputs, when all is compiled."""
+        size: int = self.finish.analysis.output_size_in_bytes
+        return size
+
+    def compile(self, limit: int | None = None) -> int:
+        """Compile all programs, or as many as it takes to see that they take more than a limit; what those take."""
+        if limit is not None and self.most > limit:
+            return self.most
+        pool = ThreadPoolExecutor(min(max(len(self.left), 1), os.cpu_count() or 1))
+        try:
+            started = {program: pool.submit(self.compile_one, program) for program in reversed(self.left)}
+            # Not in the order in which they are done: it would be another one, and lead to another plan, each time.
+            while self.left and (limit is None or self.most <= limit):
+                program = self.left.pop()
+                started[program].result()
+                self.most = max(self.most, program.taken)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return self.most
+
+    def compile_one(self, program: _Program) -> None:
+        with self.settings():
+            program.compile()
+
+    def program(self, item: Any, prepared: Prepared, given: tuple[Any, ...], donated: int = 0) -> _Program:
+        """What an item of the script runs with some arrays, of which it takes the memory of some bytes."""
+        key = item, shapes(given)
+        if key not in self.programs:
+            lowered = prepared.function.lower(*given)
+            makes = max(held(lowered.out_info) - donated, 0)
+            self.programs[key] = _Program(prepared, key[1], lowered, makes)
+        return self.programs[key]
 
     def follow(self, items: Sequence[Item]) -> None:
         for item in items:
@@ -56,7 +131,7 @@ class Footprint:
 
     def run(self, item: Part | Chunks) -> None:
         part = self.parts[item]
-        kept, changed = self.parts.given(part, self.state, dict, self.grown)
+        kept, changed = self.parts.given(part, self.state, self.filled, self.grown)
         firsts = {node: {d: np.int32(0) for d in cut} for node, cut in part.slices.items()}
         slices = {
             node: outline(sliced(self.parts.stores[node], cut, keyed(firsts[node])).shape, node.dtype)
@@ -66,22 +141,22 @@ class Footprint:
         chunk = (np.int32(0), np.int32(1)) if isinstance(item, Chunks) else None
         starts = keyed({node: keyed(own) for node, own in firsts.items()})
         given = keyed({**kept, **slices}), keyed(changed), keyed(steps), chunk, starts
-        key = item, shapes(given)
-        if key not in self.traced:
-            lowered = part.function.lower(*given)
-            part.programs[key[1]] = lowered.compile()
-            self.traced[key] = lowered.out_info
-        written, _, values, _ = self.traced[key]
-        analysis = part.programs[key[1]].memory_analysis()
-        new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
+        program = self.program(item, part.function, given, held(changed.values()))
+        written, _, values, _ = program.lowered.out_info
         # The slices of the next block are sent while this one is computed.
         following = (slices[n] for n, cut in part.slices.items() if any(isinstance(s, Span) for s in cut.values()))
         there = [*self.state.values(), *changed.values(), *slices.values(), *following]
-        self.most = max(self.most, held(there) + self.fetched + new)
+        program.there = max(program.there, held(there) + self.fetched)
         self.fetched = held(values.values())
         self.state.update(self.parts.by_key(written))
         for name in self.parts.over[item]:
             self.state.pop(name, None)
+
+    def filled(self, outlines: State) -> State:
+        maker = zeros_maker(outlines)
+        if maker is not None and not maker.programs:
+            self.program(maker.function, maker, ())
+        return dict(outlines)
 
     def grown(self, old: Array, shape: tuple[int, ...]) -> Array:
         new = outline(shape, old.dtype)

@@ -1,23 +1,26 @@
-"""Stores in host memory: NumPy arrays, of which the device is sent slices and which get what it has computed.
+"""Stores in host memory, of which the device is sent slices and which get what it has computed.
 
-A slice is sent before it is needed, while the device computes something else, and what a part has computed is fetched
-when the next part is under way.
+A slice is sent before it is needed, while the device computes something else, and what a part has computed is on its
+way until the next part is started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from tempo.backends.jax.host_arrays import Box, HostArray, OneArray, Pieces, cut
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
-from tempo.schedule.looptree import BlockSteps
+from tempo.schedule.looptree import BlockSteps, block_of
 from tempo.schedule.offload import Slices
-from tempo.schedule.storage import Latest, Steps, Store
+from tempo.schedule.storage import Apart, Latest, Present, Steps, Store, Window
 from tempo.symbolic import Dim
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 Array = Any
 At = Mapping[Dim, int | BlockSteps]
+
+# XLA pins so many GiB of host memory, and some of them it needs to send what is not pinned.
+PINNED_GIB = 64
+PINNED_PART = 7 / 8
 
 
 @dataclass(frozen=True)
@@ -44,26 +51,39 @@ class _Fetching:
     """Something that is on its way from the device, and its place in a store."""
 
     node: Node
-    place: tuple[Any, ...]
+    box: Box
     array: Array
 
 
 class HostStores:
-    """The stores of one run that are in host memory."""
+    """The stores of one run that are in host memory; ``kept`` has what a checkpoint knows of them."""
 
-    def __init__(self, machine: JaxMachine, inputs: Mapping[str, Array]) -> None:
-        self.device = machine.device
+    def __init__(self, machine: JaxMachine, inputs: Mapping[str, Array], kept: Mapping[Node, Array]) -> None:
         self.schedule = machine.lowering.schedule
         self.stores = {node: store for node, store in machine.lowering.storage.stores.items() if store.host}
-        self.arrays: dict[Node, np.ndarray[Any, Any]] = {}
-        for node, store in self.stores.items():
-            if node.op is INPUT:
-                ranges = [self.schedule.steps(node, d) for d in node.domain]
-                self.arrays[node] = _cut(np.asarray(inputs[node.attributes["input"]]), ranges)
-            else:
-                self.arrays[node] = np.zeros(store.shape, node.dtype)
+        self.device = SingleDeviceSharding(machine.device, memory_kind=machine.device.default_memory().kind)
+        self.arrays = self._arrays(machine.device, inputs)
+        for node, array in kept.items():
+            box = tuple((0, axis.size) for axis in _axes(self.stores[node]).values())
+            self.arrays[node].write(box, np.asarray(array))
         self.sent: dict[_Slice, Array] = {}
         self.pending: list[_Fetching] = []
+
+    def _arrays(self, device: Any, inputs: Mapping[str, Array]) -> dict[Node, HostArray]:
+        """The memory of the stores. Inputs are where they are given."""
+        found: dict[Node, HostArray] = {}
+        is_cpu = device.platform == "cpu"
+        kind, left = pinned(device), pinned_bytes()
+        for node, store in self.stores.items():
+            if node.op is INPUT:
+                box = tuple(self.schedule.steps(node, d) for d in node.domain)
+                found[node] = OneArray(cut(np.asarray(inputs[node.attributes["input"]]), box), copies=is_cpu)
+            elif kind is not None and store.bytes <= left:
+                found[node] = Pieces(store.shape, len(_axes(store)), node.dtype, kind)
+                left -= store.bytes
+            else:
+                found[node] = OneArray(np.zeros(store.shape, node.dtype), copies=is_cpu)
+        return found
 
     def cut(self, node: Node, cut: Slices, at: At) -> _Slice:
         """The slice of a store that is read when loops are at some steps."""
@@ -92,18 +112,16 @@ class HostStores:
         return self.sent[wanted]
 
     def send(self, wanted: _Slice) -> Array:
-        ranges = []
         parts = {d: (first, size) for d, first, size in wanted.ranges}
-        for d, kept in self.stores[wanted.node].dims.items():
+        box = []
+        for d, kept in _axes(self.stores[wanted.node]).items():
             if d in parts:
                 assert isinstance(kept, Steps)
                 first, size = parts[d]
-                ranges.append((kept.slot(first), kept.slot(first) + size))
-            elif not isinstance(kept, Latest):
-                ranges.append((0, kept.size))
-        view = _cut(self.arrays[wanted.node], ranges)
-        # A CPU may compute with the very memory that it is given, which is written into later.
-        return jax.device_put(np.array(view) if self.device.platform == "cpu" else view, self.device)
+                box.append((kept.slot(first), kept.slot(first) + size))
+            else:
+                box.append((0, kept.size))
+        return jax.device_put(self.arrays[wanted.node].read(tuple(box)), self.device)
 
     def prefetch(self, cuts: Mapping[Node, Slices], at: At | None) -> None:
         """Send what is read of some stores when loops are at some steps, and forget what else was sent of them."""
@@ -116,53 +134,57 @@ class HostStores:
 
     def write(self, node: Node, at: At, array: Array) -> None:
         """Put what was computed at some steps of the loops into a store, as soon as it is there."""
-        place: list[Any] = []
-        for d, kept in self.stores[node].dims.items():
+        box = []
+        for d, kept in _axes(self.stores[node]).items():
             here = at.get(d.origin)
-            if isinstance(kept, Latest):
-                continue
             if here is None:
-                place.append(slice(None))
-            elif isinstance(here, BlockSteps):
-                first = kept.slot(self.schedule.own_step(node, d, here.start))
-                place.append(slice(first, first + here.length))
-            else:
-                place.append(kept.slot(self.schedule.own_step(node, d, here)))
-        array.copy_to_host_async()
+                box.append((0, kept.size))
+                continue
+            start, length = block_of(here)
+            first = kept.slot(self.schedule.own_step(node, d, start))
+            box.append((first, first + length))
         self.sent = {key: sent for key, sent in self.sent.items() if key.node is not node}
-        self.pending.append(_Fetching(node, tuple(place), array))
+        self.pending.append(_Fetching(node, tuple(box), self.arrays[node].fetched(array)))
 
     def fetch(self) -> None:
         """Wait for all that is on its way from the device."""
         for fetching in self.pending:
-            self.arrays[fetching.node][fetching.place] = np.asarray(fetching.array)
+            self.arrays[fetching.node].write(fetching.box, fetching.array)
         self.pending = []
 
     def output(self, node: Node, steps: Sequence[range]) -> np.ndarray[Any, Any]:
         """What a store has at some steps of all its dims."""
         self.fetch()
-        ranges = []
+        box = []
         for span, kept in zip(steps, self.stores[node].dims.values(), strict=True):
             assert isinstance(kept, Steps)
-            ranges.append((kept.slot(span.start), kept.slot(span.stop)))
-        found = _cut(self.arrays[node], ranges)
+            box.append((kept.slot(span.start), kept.slot(span.stop)))
+        found = self.arrays[node].numpy(tuple(box))
         return np.array(found) if node.op is INPUT else found
 
+    def kept(self, needed: Container[Node]) -> dict[Node, np.ndarray[Any, Any]]:
+        """What a checkpoint must have of the stores that are needed."""
+        self.fetch()
+        return {
+            node: self.arrays[node].numpy(tuple((0, axis.size) for axis in _axes(store).values()))
+            for node, store in self.stores.items()
+            if node in needed and node.op is not INPUT
+        }
 
-def _cut(array: np.ndarray[Any, Any], ranges: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-    """Ranges of an array's first axes, with zeros where they lie outside."""
-    inside = tuple(
-        slice(min(max(start, 0), size), min(max(stop, 0), size))
-        for (start, stop), size in zip(ranges, array.shape, strict=False)
-    )
-    view = array[inside]
-    lengths = tuple(stop - start for start, stop in ranges)
-    if view.shape[: len(ranges)] == lengths:
-        return view
-    result = np.zeros((*lengths, *view.shape[len(ranges) :]), array.dtype)
-    place = tuple(
-        slice(part.start - start, part.stop - start) if part.stop > part.start else slice(0, 0)
-        for (start, _), part in zip(ranges, inside, strict=True)
-    )
-    result[place] = view
-    return result
+
+def _axes(store: Store) -> dict[Dim, Steps | Window | Present | Apart]:
+    """The dims of which a store has an axis."""
+    return {d: kept for d, kept in store.dims.items() if not isinstance(kept, Latest)}
+
+
+def pinned(device: Any) -> SingleDeviceSharding | None:
+    """Host memory that a device reads and writes by itself. A CPU's own memory is host memory."""
+    if device.platform == "cpu" or all(memory.kind != "pinned_host" for memory in device.addressable_memories()):
+        return None
+    return SingleDeviceSharding(device, memory_kind="pinned_host")
+
+
+def pinned_bytes() -> int:
+    """How much of the host's memory may be pinned."""
+    limit = os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "")
+    return int((int(limit) if limit.isdigit() else PINNED_GIB) * PINNED_PART * 2**30)

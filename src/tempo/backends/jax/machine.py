@@ -113,7 +113,7 @@ class JaxMachine(Place):
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What a run in parts takes, which compiles them all."""
+        """What a run in parts takes, which traces them all."""
         with self.settings():
             return Footprint(self)
 
@@ -121,8 +121,13 @@ class JaxMachine(Place):
         """What XLA says a program without host calls takes, in bytes."""
         if self.whole is not None:
             return self.whole.memory()
+        most = self.footprint.compile()
         inputs, outputs = self.footprint.inputs, self.footprint.outputs
-        return {"inputs": inputs, "outputs": outputs, "temporaries": self.footprint.most - inputs - outputs}
+        return {"inputs": inputs, "outputs": outputs, "temporaries": most - inputs - outputs}
+
+    def taken(self, limit: int) -> int:
+        """The bytes that XLA takes. If that is more than a limit, it is only looked at until that is clear."""
+        return sum(self.memory().values()) if self.runs_whole else self.footprint.compile(limit)
 
 
 def _compiled(lowered: Any) -> Any:

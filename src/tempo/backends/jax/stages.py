@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.backends.jax.padded import jx, outline
-from tempo.backends.jax.worker import given, zeros
+from tempo.backends.jax.prepared import zeros
+from tempo.backends.jax.worker import given
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 

@@ -17,7 +17,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,6 +30,7 @@ from tempo.backends.jax.host_stores import HostStores
 from tempo.backends.jax.joints import Joint, join
 from tempo.backends.jax.lowering import Lowering
 from tempo.backends.jax.padded import jx, outline
+from tempo.backends.jax.prepared import Prepared, zeros
 from tempo.backends.jax.repetition import Repetition
 from tempo.backends.jax.state import State
 from tempo.given import Record, call_host, resolve
@@ -68,13 +69,7 @@ class CompiledPart:
     """What it computes for stores in host memory."""
     execute: Callable[[State, Any, Any, Any], tuple[State, State, tuple[Array, ...]]]
     """Makes a state what it is afterwards, while tracing; what is emitted, offloaded, and given to a host call."""
-    function: Any
-    programs: dict[Any, Any] = field(default_factory=dict)
-    """What was compiled of it before it ran, by the shapes that it is given."""
-
-    def __call__(self, *given: Any) -> Any:
-        program = self.programs.get(shapes(given)) if self.programs else None
-        return (program or self.function)(*given)
+    function: Prepared
 
 
 class Parts:
@@ -89,7 +84,7 @@ class Parts:
         self.keys = {_key(key): key for key in (*self.graph.nodes, *lowering.schedule.open)}
         self.compiled: dict[Part | Chunks, CompiledPart] = {}
         self.put_in_stores = jax.jit(lambda inputs: keyed(lowering.load(inputs)))
-        self.finish = jax.jit(lambda values: self.finished(self.by_key(values)))
+        self.finish = Prepared(jax.jit(lambda values: self.finished(self.by_key(values))))
         self.readers = _readers(self.graph)
         for node, home in lowering.storage.homes.items():
             # Others are given what is in host memory.
@@ -250,7 +245,7 @@ class Parts:
             else:
                 for tree in item.trees:
                     inner.execute(tree, state, here)
-            values = {node: inner.at_step(node, state, here) for node in offloaded}
+            values = {n: _with_axes(inner.at_step(n, state, here), self.stores[n], here) for n in offloaded}
             emits = {node: state[node] for node in emitted}
             return emits, values, call.arrays(state, here) if call is not None else ()
 
@@ -265,7 +260,7 @@ class Parts:
         computed_in = [(loop, {c.node for c in computes(loop.body)}) for loop in loops if loop.grows]
         rooms = {node: lowering.room(node, [loop for loop, nodes in computed_in if node in nodes]) for node in whole}
         emits = tuple(only(emitted, item.trees))
-        return CompiledPart(reads, writes, emits, gathered, rooms, cuts, offloaded, execute, function)
+        return CompiledPart(reads, writes, emits, gathered, rooms, cuts, offloaded, execute, Prepared(function))
 
     def joint(self, last: Part) -> Joint | None:
         """The last part of a loop's body with the first one, if they can be one program."""
@@ -317,7 +312,8 @@ class JaxWorker:
         self.machine = machine
         self.parts = machine.parts
         self.lowering = machine.lowering
-        self.host = HostStores(machine, inputs)
+        hosted = {key.node: value for key, value in (kept or {}).items() if isinstance(key, Hosted)}
+        self.host = HostStores(machine, inputs, hosted)
         self.arguments: tuple[Node, tuple[Array, ...]] | None = None
         """What the part right before a host call has computed for it."""
         self.deferred: tuple[Joint, At] | None = None
@@ -325,9 +321,7 @@ class JaxWorker:
         with machine.settings():
             self.state: State = self.parts.by_key(self.parts.load(machine.put(inputs)))
             for key, value in (kept or {}).items():
-                if isinstance(key, Hosted):
-                    self.host.arrays[key.node] = np.array(value)
-                else:
+                if not isinstance(key, Hosted):
                     self.state[key] = jax.device_put(value, machine.device)
 
     def part(self, item: Part, at: At) -> list[tuple[str, Record]]:
@@ -385,7 +379,9 @@ class JaxWorker:
         cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
         kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
         firsts = keyed({cut.node: keyed(cut.firsts) for cut in cuts})
-        written, emitted, blocks, arguments = compiled(keyed(kept), keyed(changed), keyed(steps), chunk, firsts)
+        written, emitted, blocks, arguments = compiled.function(
+            keyed(kept), keyed(changed), keyed(steps), chunk, firsts
+        )
         state.update(self.parts.by_key(written))
         self.hand_on(item, arguments)
         for key in self.parts.over[item]:
@@ -455,15 +451,13 @@ class JaxWorker:
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
         self.catch_up()
-        self.host.fetch()
         on_device = {
             key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
             for key, value in self.state.items()
             if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
         }
         on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
-        hosted = {n: array for n, array in self.host.arrays.items() if n in needed and n.op is not INPUT}
-        return {**on_device, **{Hosted(node): array for node, array in hosted.items()}}
+        return {**on_device, **{Hosted(node): array for node, array in self.host.kept(needed).items()}}
 
     def whole(self, node: Node, array: Array) -> Array:
         """A store as long as it gets, as all backends know it."""
@@ -538,6 +532,13 @@ def sliced(store: Store, cut: Slices, firsts: Mapping[int, Any]) -> Store:
     return replace(store, dims=kept)
 
 
+def _with_axes(block: Array, store: Store, at: At) -> Array:
+    """What loops have computed for a store, with an axis for each of the store's, also where it is one step."""
+    dims = [d for d, kept in store.dims.items() if not isinstance(kept, Latest)]
+    single = [n for n, d in enumerate(dims) if d.origin in at and not isinstance(at[d.origin], BlockSteps)]
+    return jnp.expand_dims(block, single)
+
+
 def _following(item: Part | Chunks, at: At) -> At | None:
     """Where the innermost loop around a part is next, if it goes on."""
     if not item.outer:
@@ -578,26 +579,6 @@ jax.tree_util.register_pytree_node(Keyed, _flatten, lambda keys, values: Keyed(z
 def keyed(values: Mapping[Any, Any]) -> Keyed:
     """What belongs to nodes, dims and bounds, by their numbers."""
     return Keyed({_key(key): value for key, value in values.items()})
-
-
-def zeros(outlines: State) -> State:
-    """A state of zeros, made by one XLA program: programs have many stores, and a call for each of them takes longer
-    than some programs."""
-    leaves, form = jax.tree.flatten(list(outlines.values()))
-    missing = tuple(leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
-    made = iter(_zeros(tuple((leaf.shape, leaf.dtype) for leaf in missing))() if missing else ())
-    filled = [next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves]
-    return dict(zip(outlines, jax.tree.unflatten(form, filled), strict=True))
-
-
-@functools.lru_cache(maxsize=1024)
-def _zeros(outlines: tuple[tuple[tuple[int, ...], Any], ...]) -> Any:
-    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype in outlines])
-
-
-def shapes(given: Any) -> tuple[Any, ...]:
-    """The shapes of arrays: equal for what the same XLA program computes with."""
-    return tuple(np.shape(array) for array in jax.tree.leaves(given))
 
 
 def _key(key: Any) -> int:
