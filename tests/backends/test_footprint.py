@@ -65,3 +65,10 @@ def test_what_is_said_of_a_budget_that_cannot_be_kept_is_complete(monkeypatch: p
     with pytest.raises(tp.errors.BudgetError) as caught:
         Executable(run._request.source, run._request.numbers, plan=run.plan, memory=total - 1)
     assert caught.value.smallest == total
+
+
+def test_what_is_planned_for_after_a_plan_that_took_too_much() -> None:
+    """Less than in proportion, but not much less."""
+    assert compilation.less(500, 600, 520) == 500 - 80  # in proportion: 433
+    assert compilation.less(100, 300, 150) == int(0.95 * 50)
+    assert compilation.less(1000, 1000, 900) == 900
