@@ -223,10 +223,11 @@ def test_a_loop_is_compiled_once_whatever_its_chunks() -> None:
     prog, I = halving()
     run = prog.compile({I: 300})
     run()
-    functions = [part.function.function for part in run._machine.parts.compiled.values()]
+    functions = [part.function for part in run._machine.parts.compiled.values()]
     for _ in range(2):
         list(run.stream())
-    assert [function._cache_size() for function in functions] == [1] * len(functions)
+    assert [len(function.programs) for function in functions] == [1] * len(functions)
+    assert not any(function.function._cache_size() for function in functions)
 
 
 def test_chunks_of_unrolled_iterations() -> None:

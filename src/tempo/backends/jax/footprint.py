@@ -68,6 +68,7 @@ class Footprint:
 
     def __init__(self, machine: JaxMachine) -> None:
         self.settings = machine.settings
+        self.lock = threading.Lock()
         self.parts: Parts = machine.parts
         inputs = {name: given for name, given in machine.inputs.items() if name not in machine.offloaded}
         self.state: State = self.parts.by_key(jax.eval_shape(self.parts.load, inputs))
@@ -92,9 +93,13 @@ class Footprint:
 
     def compile(self, limit: int | None = None) -> int:
         """Compile all programs, or as many as it takes to see that they take more than a limit; what those take."""
-        if limit is not None and self.most > limit:
+        with self.lock:  # runs may be started from several threads
+            if self.left and (limit is None or self.most <= limit):
+                self.compile_left(limit)
             return self.most
-        pool = ThreadPoolExecutor(min(max(len(self.left), 1), os.cpu_count() or 1))
+
+    def compile_left(self, limit: int | None) -> None:
+        pool = ThreadPoolExecutor(min(len(self.left), os.cpu_count() or 1))
         try:
             started = {program: pool.submit(self.compile_one, program) for program in reversed(self.left)}
             # Not in the order in which they are done: it would be another one, and lead to another plan, each time.
@@ -104,7 +109,6 @@ class Footprint:
                 self.most = max(self.most, program.taken)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return self.most
 
     def compile_one(self, program: _Program) -> None:
         with self.settings():

@@ -90,6 +90,8 @@ class JaxMachine(Place):
 
     def start(self, inputs: Mapping[str, Array], kept: Mapping[Any, Any] | None) -> JaxWorker:
         """A run in parts, from the beginning or with what a checkpoint has kept."""
+        if not self.calls:  # what host functions return is not known before they do
+            self.footprint.compile()
         return JaxWorker(self, inputs, kept)
 
     def cut(self, outputs: dict[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:

@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "recurrent_ppo": {
         "": {"total": 500_000, "count": 16, "steps": 64},
-        "CartPole": {"total": 300_000, "count": 16, "steps": 64, "rate": 2.5e-3},
+        "CartPole": {"total": 500_000, "count": 16, "steps": 64, "rate": 1.2e-3},
     },
     "a2c": {
         "": {"total": 500_000, "count": 16, "steps": 8},
