@@ -246,6 +246,8 @@ class Executable:
 
     def _worker(self, arrays: Mapping[str, Any], kept: Mapping[Any, Any] | None) -> Worker:
         if self._machine is not None:
+            with self.seconds.of("XLA"):
+                self._machine.compile_parts()
             worker: Worker = self._machine.start(arrays, kept)
             return worker
         machine = NumpyMachine(self.graph, self.schedule, self.storage, self.numbers, arrays)

@@ -90,9 +90,13 @@ class JaxMachine(Place):
 
     def start(self, inputs: Mapping[str, Array], kept: Mapping[Any, Any] | None) -> JaxWorker:
         """A run in parts, from the beginning or with what a checkpoint has kept."""
-        if not self.calls:  # what host functions return is not known before they do
-            self.footprint.compile()
         return JaxWorker(self, inputs, kept)
+
+    def compile_parts(self) -> None:
+        """Compile all parts at once, in threads. Those of a program with host calls are compiled when they run: what
+        host functions return is not known before they do."""
+        if not self.calls:
+            self.footprint.compile()
 
     def cut(self, outputs: dict[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs at the points that there are when dims have stopped."""
