@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.runtime.executable import Executable
 
 Built = tuple[tp.Program, dict[Any, int], dict[str, Any]]
 
@@ -385,3 +386,20 @@ def test_an_unrolled_store_of_nothing_in_a_program_that_runs_in_parts(backend: s
     found = prog.compile(bounds, backend=backend, plan=tp.Plan({"l": 1}, unroll=("t",), host=("*",)))(**inputs)
     for name, array in expected.outputs.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
+def test_a_last_block_that_is_shorter_than_a_tile_of_it() -> None:
+    """Of four steps in blocks of three, the last block has one, and tiles of t have room for two."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        y = prog.recurrent("y", domain=(t, s))
+        z = prog.recurrent("z", shape=2, domain=(t, s))
+        y[s >= S - 1] = 0.5
+        z[t, S - 1] = tp.broadcast_to(y[..., 0], shape=(2,))
+        z[t, s] = tp.broadcast_to(y[(t + 1) // 2, tp.min(s * 2, S - 1)], shape=(2,))
+        following = tp.prod(z[t + 1 : T, tp.min(tp.max(s, 2), S - 1)], axis=0)
+        prog.output("g", tp.grad(tp.sum(tp.tanh(following), axis=0), y))
+    bounds, plan = {T: 4, S: 1}, tp.Plan({"t": 3, "s": 1}, tiles={"t": 2, "s": 1})
+    found = Executable(prog.graph, bounds, plan=plan, skip=["drop single steps"])()
+    np.testing.assert_allclose(found["g"], prog.evaluate(bounds)["g"], rtol=1e-5)

@@ -184,10 +184,10 @@ class _Reader:
         return step - kept.start
 
     def whole(self, d: Dim, axis: tuple[str, Any], length: int) -> None:
-        """All steps of the present block, which may have fewer than there is room for."""
+        """All steps of the present block, which may have fewer than there is room for, or than a slice may have."""
         at = self.axis(d)
         self.axes[at] = axis
-        if self.array.shape[at] != length:
+        if self.array.shape[at] > length:
             self.array = lax.slice_in_dim(self.array, 0, length, axis=at)
 
     def look_up(self, d: Dim, item: Expr) -> None:
