@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax import footprint
 from tempo.backends.jax.footprint import Footprint
 from tempo.runtime import compilation
 from tempo.runtime.executable import Executable
@@ -53,6 +54,18 @@ def test_once_it_takes_too_much_the_rest_is_not_compiled(monkeypatch: pytest.Mon
     assert machine.taken(least // 2) > least // 2
     assert made(machine.footprint) <= 2  # a thread may have begun with the next one
     assert sum(machine.memory().values()) == sum(in_parts()._machine.memory().values())
+    assert made(machine.footprint) == len(machine.footprint.programs)
+
+
+def test_on_a_gpu_programs_are_looked_at_before_they_are_compiled_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a search for the fastest products. If what they take then is too much, none is compiled to run."""
+    monkeypatch.setattr(footprint, "is_cuda", lambda device: True)
+    machine = in_parts()._machine
+    total = sum(in_parts()._machine.memory().values())
+    assert machine.taken(total - 1) > total - 1
+    assert made(machine.footprint) == 0
+    machine = in_parts()._machine
+    assert machine.taken(total) == total
     assert made(machine.footprint) == len(machine.footprint.programs)
 
 

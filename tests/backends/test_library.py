@@ -76,7 +76,7 @@ def test_what_jax_has_loaded_is_not_written_again(tmp_path: Path, monkeypatch: p
     library = shelf(tmp_path)
     lowered = traceable(lambda a: jnp.sort(a)).lower(ONES)
 
-    def found(self: Any) -> Any:
+    def found(self: Any, **options: Any) -> Any:
         jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
         return "loaded"
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from tempo.backends.jax.footprint import held
 from tempo.backends.jax.library import traceable
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.prepared import prepare_growth
 from tempo.backends.jax.stages import FIRST, Arrays, End, Key, Recipe, Stage, Stages, Taken
 from tempo.backends.jax.worker import CompiledPart, Parts
 from tempo.schedule.looptree import Loop, Tree
@@ -123,6 +124,7 @@ class Building:
 
             def grown(old: Array, shape: tuple[int, ...], state: Arrays = state) -> Array:
                 new = outline(shape, old.dtype)
+                prepare_growth(old, shape)
                 self.growing = max(self.growing, held([*state.values(), new]))
                 return new
 

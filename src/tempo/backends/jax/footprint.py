@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from tempo.backends.jax.compiling import LIBRARY_ONLY, is_cuda, options
 from tempo.backends.jax.padded import outline
-from tempo.backends.jax.prepared import Prepared, shapes, zeros_maker
+from tempo.backends.jax.prepared import Prepared, prepare_growth, shapes, zeros_maker
 from tempo.backends.jax.state import State
 from tempo.backends.jax.worker import Parts, keyed, sliced
 from tempo.schedule.offload import Span
@@ -46,21 +47,34 @@ class _Program:
     def expected(self) -> int:
         return self.there + self.makes
 
-    def compile(self) -> None:
+    def compile(self, device: Any) -> int:
+        """Compile it to run; the bytes that are there then."""
         with self.lock:  # a thread may be at it that was started before
             if self.lowered is not None:
-                self.prepared.programs[self.shapes] = self.lowered.compile()
+                wanted = options(self.lowered, device)
+                self.prepared.programs[self.shapes] = self.lowered.compile(compiler_options=wanted)
                 self.lowered = None
+        return self.taken(self.analysis)
+
+    def look(self, device: Any) -> int:
+        """About the same, found by compiling it without looking for the fastest products, unless there are none to
+        look for: then it is done."""
+        lowered = self.lowered
+        if lowered is None or options(lowered, device) == LIBRARY_ONLY:
+            return self.compile(device)
+        return self.taken(lowered.compile(compiler_options=LIBRARY_ONLY).memory_analysis())
 
     @property
     def analysis(self) -> Any:
         return self.prepared.programs[self.shapes].memory_analysis()
 
-    @property
-    def taken(self) -> int:
-        found = self.analysis
+    def taken(self, found: Any) -> int:
         made: int = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
         return self.there + made
+
+
+Work = Callable[[_Program, Any], int]
+"""What is done with a program for a device, and the bytes that are found to be there when it runs."""
 
 
 class Footprint:
@@ -68,6 +82,7 @@ class Footprint:
 
     def __init__(self, machine: JaxMachine) -> None:
         self.settings = machine.settings
+        self.device = machine.device
         self.lock = threading.Lock()
         self.parts: Parts = machine.parts
         inputs = {name: given for name, given in machine.inputs.items() if name not in machine.offloaded}
@@ -94,25 +109,39 @@ class Footprint:
     def compile(self, limit: int | None = None) -> int:
         """Compile all programs, or as many as it takes to see that they take more than a limit; what those take."""
         with self.lock:  # runs may be started from several threads
-            if self.left and (limit is None or self.most <= limit):
-                self.compile_left(limit)
+            if limit is not None and self.most <= limit:
+                self.look(limit)
+            if limit is None or self.most <= limit:
+                self.most = max([self.most, *self.in_threads(_Program.compile, self.left, limit)])
             return self.most
 
-    def compile_left(self, limit: int | None) -> None:
-        pool = ThreadPoolExecutor(min(len(self.left), os.cpu_count() or 1))
+    def look(self, limit: int) -> None:
+        """Find out quickly whether more is taken than a limit, if that may be, and if there is a quick way."""
+        if not self.left or not is_cuda(self.device) or self.left[-1].expected <= limit // 2:
+            return
+        taken = max(self.in_threads(_Program.look, list(self.left), limit))
+        if taken > limit:
+            self.most = taken
+
+    def in_threads(self, work: Work, programs: list[_Program], limit: int | None) -> Iterator[int]:
+        """Do something with programs, from the last to the first; what each takes, up to the first that takes more
+        than a limit. They are no longer in the list then."""
+        if not programs:
+            return
+        pool = ThreadPoolExecutor(min(len(programs), os.cpu_count() or 1))
         try:
-            started = {program: pool.submit(self.compile_one, program) for program in reversed(self.left)}
+            started = {program: pool.submit(self.with_settings, work, program) for program in reversed(programs)}
+            taken = 0
             # Not in the order in which they are done: it would be another one, and lead to another plan, each time.
-            while self.left and (limit is None or self.most <= limit):
-                program = self.left.pop()
-                started[program].result()
-                self.most = max(self.most, program.taken)
+            while programs and (limit is None or taken <= limit):
+                taken = started[programs.pop()].result()
+                yield taken
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def compile_one(self, program: _Program) -> None:
+    def with_settings(self, work: Work, program: _Program) -> int:
         with self.settings():
-            program.compile()
+            return work(program, self.device)
 
     def program(self, item: Any, prepared: Prepared, given: tuple[Any, ...], donated: int = 0) -> _Program:
         """What an item of the script runs with some arrays, of which it takes the memory of some bytes."""
@@ -164,6 +193,7 @@ class Footprint:
 
     def grown(self, old: Array, shape: tuple[int, ...]) -> Array:
         new = outline(shape, old.dtype)
+        prepare_growth(old, shape)
         self.most = max(self.most, held([*self.state.values(), new]))
         return new
 

@@ -30,6 +30,7 @@ from jax._src.config import persistent_cache_min_compile_time_secs
 from jax.experimental import serialize_executable
 
 import tempo
+from tempo.backends.jax.compiling import options
 from tempo.graph.fingerprint import digest
 from tempo.source import IMPORTED_AT
 
@@ -84,14 +85,15 @@ class Library:
         """An XLA program, lowered from a ``traceable``: the one that is kept, or a new one, for which ``keep`` may be
         called."""
         trees = str(lowered.in_tree), str(lowered.out_tree)
-        name = digest(["XLA", self.surroundings, *trees, lowered.as_text()])
+        wanted = options(lowered, self.device)
+        name = digest(["XLA", self.surroundings, *trees, lowered.as_text(), repr(wanted)])
         content = self.get(name)
         start = time.perf_counter()
         if content is not None:
             compiled = self.load(content)
         else:
             with _noticing_hits() as hits, persistent_cache_min_compile_time_secs(float("inf")):
-                compiled = lowered.compile()
+                compiled = lowered.compile(compiler_options=wanted)
             if hits:
                 return compiled
         self.made[id(compiled)] = Made(compiled, name, content is not None, time.perf_counter() - start)

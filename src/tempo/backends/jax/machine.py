@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from tempo.backends.jax import rows
 from tempo.backends.jax.building import Building
+from tempo.backends.jax.compiling import is_cuda, options
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.library import Library, traceable
 from tempo.backends.jax.lowering import Lowering
@@ -79,7 +80,7 @@ class JaxMachine(Place):
         """The program without Python, if it needs none."""
         if not self.runs_whole:
             return None
-        compiler = _compiled if self.library is None else self.library.compile
+        compiler = self.compiled if self.library is None else self.library.compile
         items = stages(self.lowering.schedule.trees)
         with self.settings():
             if len(items) > 1:
@@ -87,6 +88,9 @@ class JaxMachine(Place):
             else:
                 compiled = compiler(traceable(self.lowering).lower(self.inputs))
         return Whole(self, compiled, self.source, self.lowering.limits, self.lowering.schedule.results)
+
+    def compiled(self, lowered: Any) -> Any:
+        return lowered.compile(compiler_options=options(lowered, self.device))
 
     def start(self, inputs: Mapping[str, Array], kept: Mapping[Any, Any] | None) -> JaxWorker:
         """A run in parts, from the beginning or with what a checkpoint has kept."""
@@ -136,10 +140,6 @@ class JaxMachine(Place):
         return sum(self.memory().values()) if self.runs_whole else self.footprint.compile(limit)
 
 
-def _compiled(lowered: Any) -> Any:
-    return lowered.compile()
-
-
 def _declared(node: Node, numbers: Mapping[Any, int], store: Store) -> Any:
     """The shape and dtype of an input; of each step of its first dim, if that is unrolled."""
     shape = (*(d.bound.evaluate(numbers) for d in node.domain), *_sizes(node.shape, numbers))
@@ -155,9 +155,7 @@ def _sizes(shape: Any, numbers: Mapping[Any, int]) -> tuple[int, ...]:
 
 def has_triton(device: Any) -> bool:
     """Whether loops can be kernels there: NVIDIA's GPUs have the matrix units for their products since Ampere."""
-    if device.platform != "gpu" or "cuda" not in str(device.client.platform_version).lower():
-        return False
-    return float(getattr(device, "compute_capability", 0)) >= 8
+    return is_cuda(device) and float(getattr(device, "compute_capability", 0)) >= 8
 
 
 def find_device(name: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""XLA programs that may be compiled before they run, and the one that makes stores of zeros."""
+"""XLA programs that may be compiled before they run, and those that make stores of zeros and make stores longer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tempo.backends.jax.padded import jx
 from tempo.backends.jax.state import State
+
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,31 @@ def zeros_maker(outlines: State) -> Prepared | None:
     """The program that makes a state's zeros, if there are any."""
     leaves = jax.tree.leaves(list(outlines.values()))
     missing = tuple((leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
-    # What is compiled is for one device.
-    return _zeros_maker(missing, jax.config.jax_default_device) if missing else None  # type: ignore[attr-defined]
+    return _zeros_maker(missing, _device()) if missing else None
 
 
 @functools.lru_cache(maxsize=1024)
 def _zeros_maker(outlines: tuple[tuple[tuple[int, ...], Any], ...], device: Any) -> Prepared:
     return Prepared(jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype in outlines]))
+
+
+def grown(array: Array, room: tuple[int, ...]) -> Array:
+    """A store with more room."""
+    return array if array.shape == room else _grower(array.shape, np.dtype(array.dtype), room, _device())(array)
+
+
+def prepare_growth(old: Any, room: tuple[int, ...]) -> None:
+    """Compile what makes a store longer. Otherwise the first run would wait for that at every piece of its loops."""
+    grower = _grower(old.shape, np.dtype(old.dtype), room, _device())
+    if not grower.programs:
+        grower.programs[shapes(old)] = grower.function.lower(old).compile()
+
+
+@functools.lru_cache(maxsize=1024)
+def _grower(shape: tuple[int, ...], dtype: Any, room: tuple[int, ...], device: Any) -> Prepared:
+    return Prepared(jax.jit(lambda array: jx.fit(array, room)))
+
+
+def _device() -> Any:
+    """What is compiled is for one device."""
+    return jax.config.jax_default_device  # type: ignore[attr-defined]

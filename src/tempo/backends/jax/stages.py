@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from tempo.backends.jax.padded import jx, outline
-from tempo.backends.jax.prepared import zeros
+from tempo.backends.jax.padded import outline
+from tempo.backends.jax.prepared import grown, zeros
 from tempo.backends.jax.worker import given
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
@@ -147,13 +147,13 @@ class Stages:
                 continue  # the dim has stopped; what this stage makes longer may be needed by others
             for key in stage.reads:
                 if key in state and key in rooms:  # one by one: all the old are not kept beside all the new
-                    state[key] = jx.fit(state[key], rooms[key])
-            arrays = recipe.given(stage, state, zeros, jx.fit)
+                    state[key] = grown(state[key], rooms[key])
+            arrays = recipe.given(stage, state, zeros, grown)
             state |= zip(stage.writes, program.result()(*arrays), strict=True)
             state = {key: value for key, value in state.items() if key in stage.later}
         state |= zeros({key: recipe.initial[key] for key in recipe.results if key not in state})
         longest = recipe.rooms
-        found = [jx.fit(state[key], longest[key]) if key in longest else state[key] for key in recipe.results]
+        found = [grown(state[key], longest[key]) if key in longest else state[key] for key in recipe.results]
         outputs, made = self.programs[-1].result()(found)
         return outputs, made
 

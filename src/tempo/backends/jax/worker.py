@@ -30,7 +30,7 @@ from tempo.backends.jax.host_stores import HostStores
 from tempo.backends.jax.joints import Joint, join
 from tempo.backends.jax.lowering import Lowering
 from tempo.backends.jax.padded import jx, outline
-from tempo.backends.jax.prepared import Prepared, zeros
+from tempo.backends.jax.prepared import Prepared, grown, zeros
 from tempo.backends.jax.repetition import Repetition
 from tempo.backends.jax.state import State
 from tempo.given import Record, call_host, resolve
@@ -347,7 +347,7 @@ class JaxWorker:
     def run_both(self, joint: Joint, there: At, at: At) -> None:
         """Run the last part of a loop's body, and the first one of the next iteration."""
         self.deferred = None
-        kept, changed = self.parts.given(joint, self.state, zeros, jx.fit)
+        kept, changed = self.parts.given(joint, self.state, zeros, grown)
         values = [kept[key] for key in joint.kept], [changed[key] for key in joint.changed]
         steps = np.array([_numbers(there), _numbers(at)], np.int32)
         written, arguments = joint.function(*values, steps)
@@ -374,7 +374,7 @@ class JaxWorker:
     def run(self, item: Part | Chunks, compiled: CompiledPart, at: At, chunk: Any) -> State:
         """Run an XLA program; what it emits."""
         state = self.state
-        kept, changed = self.parts.given(compiled, state, zeros, jx.fit)
+        kept, changed = self.parts.given(compiled, state, zeros, grown)
         steps = dict(zip(at, map(np.int32, _numbers(at)), strict=True))
         cuts = [self.host.cut(node, cut, at) for node, cut in compiled.slices.items()]
         kept |= {cut.node: self.host.on_device(cut) for cut in cuts}
