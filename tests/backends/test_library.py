@@ -71,6 +71,19 @@ def test_what_is_given_away(tmp_path: Path) -> None:
         assert (a.is_deleted(), b.is_deleted()) == (True, False)
 
 
+def test_what_xla_cannot_write_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by a random program."""
+
+    def refuse(program: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: `LessThan` is not serializable.")
+
+    library = shelf(tmp_path)
+    program = library.compile(traceable(lambda a: a + 1).lower(ONES))
+    monkeypatch.setattr("jax.experimental.serialize_executable.serialize", refuse)
+    assert library.keep(program) is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_jax_has_loaded_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU it would fail when it runs: functions are missing in it."""
     library = shelf(tmp_path)

@@ -15,6 +15,7 @@ from tempo.graph.node import Graph
 from tempo.graph.validate import validate
 from tempo.passes import apply_passes
 from tempo.passes.rolling import Rolled, roll
+from tempo.runtime.executable import Executable
 from tests.schedule.common import outline, renumbered
 
 BACKENDS = ("numpy", "jax")
@@ -302,3 +303,20 @@ def test_nothing_is_rolled_unless_a_plan_says_so() -> None:
     prog, bounds = chain(5, dense)
     assert not prog.compile(bounds, "numpy").plan.roll
     assert not prog.compile(bounds, "numpy", plan="smallest").plan.roll
+
+
+def test_copies_of_windows_are_no_linear_recurrence() -> None:
+    """Found by a random program: the values of the recurrence over copies are as long as the window at a step."""
+    with tp.Program("windows") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", shape=(), domain=(t, s))
+        y = prog.input("y", shape=(), domain=(t, s))
+        near = slice(tp.max(t - 2, 0), tp.min(t + 3, T))
+        z = tp.softmax(y[near, t] * x[..., S - 1], axis=0) @ x[near, t]
+        g = tp.grad(tp.square(z), y)
+        prog.output("g", tp.grad(tp.sum(g[0:T, 0:S]), x))
+    bounds = {T: 2, S: 2}
+    inputs = {name: np.random.default_rng(0).normal(size=(2, 2)).astype(np.float32) for name in "xy"}
+    run = Executable(prog.graph, bounds, parallel=True, plan=ROLL)
+    np.testing.assert_allclose(run(**inputs).g, prog.evaluate(bounds, **inputs).g, rtol=1e-5, atol=1e-6)

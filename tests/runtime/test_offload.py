@@ -442,6 +442,23 @@ def test_what_a_loop_around_the_blocks_folds_in_stays_on_the_device() -> None:
     compare("total", run(**inputs).total, prog.evaluate({T: STEPS, S: STEPS}, **inputs)["total"], 1e-5)
 
 
+def test_what_another_iteration_of_a_loop_around_the_blocks_reads_stays_on_the_device() -> None:
+    """Found by a random program: the gradient at the last s of a t reads the first s of the next t."""
+    with tp.Program("rows") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", shape=(), domain=(t, s))
+        w = prog.state("w", 1.0, over=(t, s), domain=(t, s))
+        w.next = w - 0.1 * tp.tanh(tp.grad(tp.square(w - x), w))
+        prog.output("g", tp.grad(tp.square(w[T - 1, 0]), w))
+    bounds, inputs = {T: 3, S: 4}, {"x": numbers(3, 4)}
+    run = Executable(prog.graph, bounds, plan=Plan({"s": 1}, host=("*",)))
+    hosted = {store.host for store in run.storage.stores.values()}
+    assert len(hosted) > 1
+    assert "adjoint(w)" not in hosted
+    compare("g", run(**inputs).g, prog.evaluate(bounds, **inputs)["g"], 1e-5)
+
+
 def test_plans_say_what_is_on_the_host_and_why() -> None:
     prog, bounds, _ = two_readers()
     run = Executable(prog.graph, bounds, "numpy", plan=Plan({"t": 4}, host=("a", "x")))

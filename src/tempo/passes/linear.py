@@ -553,6 +553,8 @@ class _Forms:
                     source=edge.node.source,
                     shape=self.y.shape,
                 )
+                if wide.node.domain != edge.node.domain:  # the size of y's values depends on the step
+                    raise _NotLinearError
                 edge = Edge(wide.node, edge.index)
             result.append(edge)
         return result

@@ -111,6 +111,10 @@ def _local(node: Node, store: Store, home: Home, schedule: Schedule) -> Store | 
     # A reader that is inside of the loop and also outside of it would read of both.
     if any(home not in place for d in readers for place in schedule.places[d.consumer]):
         return None
+    # What was computed in another iteration of a loop around is on the host only, where what is inside does not read.
+    own = around.keys() & {d.origin for d in store.dims}
+    if any(steps_back(d, family, schedule) not in (None, (0, 0)) for d in readers for family in own):
+        return None
     # What a loop around folds in is needed again in its next iteration.
     if around.keys() & schedule.folds.get(node, {}).keys():
         return None

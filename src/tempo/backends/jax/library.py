@@ -107,8 +107,8 @@ class Library:
         if not made.kept:
             try:
                 self.put(made.name, serialize_executable.serialize(compiled))
-            except (NotImplementedError, ValueError):  # no support for it, or constants that are not in the program
-                return None
+            except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
+                return None  # no support for it or for some operation, or constants that are not in the program
             self.made[id(compiled)] = replace(made, kept=True)
         return made.name
 
