@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.schedule import loops
+from tempo.schedule import segments
 from tempo.schedule.looptree import Loop, computes, show
 from tempo.schedule.storage import Window
 
@@ -72,7 +72,7 @@ def test_a_prompt_before_a_stop(backend: str) -> None:
 
 @backends
 def test_a_long_prompt_is_read_in_blocks_that_fit(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "KEEP_BYTES", 5 * 4 * WIDTH)
+    monkeypatch.setattr(segments, "KEEP_BYTES", 5 * 4 * WIDTH)
     prog, T, P = generator()
     prompt = np.arange(14, dtype=np.int32) % 7
     run = prog.compile({T: 20, P: 14}, backend)

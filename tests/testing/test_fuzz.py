@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tempo.schedule.loops import ScheduleError
+from tempo.schedule.nesting import ScheduleError
 from tempo.testing import CheckError, RandomChoices, build, check, compiled, host_function, random_recipe, run
 from tempo.testing.broken import BREAKINGS
 from tempo.testing.checks import check_backend, evaluated

@@ -21,7 +21,7 @@ from tempo.passes.rolling import Rolled, roll
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
 from tempo.schedule.cost import RATES
 from tempo.schedule.decisions import decisions, rolls
-from tempo.schedule.loops import ScheduleError
+from tempo.schedule.nesting import ScheduleError
 from tempo.schedule.plan import Plan
 from tempo.schedule.planning import Planned, Planner, show_bytes
 from tempo.schedule.script import Script

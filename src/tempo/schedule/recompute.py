@@ -18,7 +18,8 @@ from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import producers
 from tempo.ops.scan import LINEAR_RECURRENCE
 from tempo.passes.rewrite import Rebuilt, rebuild, with_edges
-from tempo.schedule.loops import Place, Schedule
+from tempo.schedule.loops import Schedule
+from tempo.schedule.nesting import Place
 from tempo.schedule.storage import Storage
 
 _FIXED = (HOST, HOST_RESULT, INPUT, LINEAR_RECURRENCE, RECURRENT)

@@ -14,7 +14,8 @@ from typing import Any
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.dependences import Dependence, Distance
-from tempo.schedule.loops import Place, Schedule
+from tempo.schedule.loops import Schedule
+from tempo.schedule.nesting import Place
 from tempo.schedule.peak import Habits, peak_bytes
 from tempo.symbolic import Dim, Slice
 from tempo.symbolic.intervals import extent

@@ -17,7 +17,7 @@ from tempo.graph.traversal import reachable
 from tempo.ops.reduction import SUM
 from tempo.passes import PASSES, selected
 from tempo.runtime.executable import Executable
-from tempo.schedule.loops import ScheduleError
+from tempo.schedule.nesting import ScheduleError
 from tempo.schedule.plan import Plan
 from tempo.schedule.results import made
 from tempo.symbolic import Slice, as_expr
