@@ -63,7 +63,9 @@ class QNetwork(nn.Module):
     Called, it is a policy: a ``Categorical`` whose likeliest action is the best one.
     """
 
-    def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+    def __init__(
+        self, env: Any, hidden: Sequence[int] = (120, 84), activation: Callable[..., Tensor] = tp.tanh
+    ) -> None:
         if not isinstance(env.action, Discrete):
             raise tp.errors.ProgramError(
                 f"the actions are {env.action}: there is no value for each of them",

@@ -43,7 +43,17 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "dqn": {
         "": {"total": 500_000, "count": 4},
-        "CartPole": {"total": 240_000, "count": 4, "batch": 64},
+        "CartPole": {
+            "total": 500_000,
+            "count": 10,
+            "replay": 1000,
+            "batch": 13,
+            "rate": 2.5e-4,
+            "target_rate": 0.02,
+            "double": False,
+            "exploration": 0.5,
+            "warmup": 1000,
+        },
     },
     "reinforce": {
         "": {"total": 500_000, "count": 16, "steps": 64},
