@@ -56,6 +56,20 @@ def test_one_by_one_on_a_cpu_and_where_an_iteration_takes_long(monkeypatch: pyte
     assert together(training(20, parallel=True)[2]) == 1
 
 
+def test_chunks_get_shorter_by_whole_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what was an estimate turns out to take long."""
+    prog, bounds, run = training(30, parallel=True)
+    assert together(run) == 15
+    expected = prog.evaluate(bounds, x=X)
+    np.testing.assert_allclose(run(x=X).w, expected.w, rtol=1e-5)
+    assert set(run._counts.values()) == {30}
+    monkeypatch.setattr("tempo.runtime.run.SHORT_SECONDS", -1.0)
+    monkeypatch.setattr("tempo.runtime.run.LONG_SECONDS", 0.0)
+    for _ in range(2):
+        np.testing.assert_allclose(run(x=X).w, expected.w, rtol=1e-5)
+        assert set(run._counts.values()) == {15}
+
+
 @pytest.mark.parametrize("taken", [1, 3, 10, 13])
 def test_a_stream_that_was_saved_goes_on(taken: int, tmp_path: Path) -> None:
     """Wherever in a chunk its reader was."""
