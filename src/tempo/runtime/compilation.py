@@ -19,7 +19,7 @@ from tempo.passes.pinned import split_fixed_reads
 from tempo.passes.ranges import tile_ranges
 from tempo.passes.rolling import Rolled, roll
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
-from tempo.schedule.cost import RATES, seconds
+from tempo.schedule.cost import RATES
 from tempo.schedule.decisions import decisions, rolls
 from tempo.schedule.nesting import ScheduleError
 from tempo.schedule.plan import Plan
@@ -205,9 +205,7 @@ class Compilation:
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
         rolled = rolls(self.rolls, self.storage) if planned.plan.roll else ()
         self.plan = replace(planned.plan, decisions=(*rolled, *decisions(planned)))
-        # A CPU does not have to ask anybody how many iterations there are.
-        together = seconds(self.graph, self.schedule, self.storage, RATES["gpu"]) if self.request.parallel else None
-        self.script = Script(self.graph, self.schedule, self.storage, together)
+        self.script = Script(self.graph, self.schedule, self.storage)
         self.__dict__.pop("machine", None)
 
     def fit(self, planner: Planner) -> None:

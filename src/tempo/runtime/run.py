@@ -116,7 +116,7 @@ class Run:
             case Call():
                 self.worker.call(item.node, at)
             case Chunks() if not self._is_over(item.loop, done):
-                count = min(self.counts.get(item, item.each), len(item.loop.steps) - done)
+                count = min(self.counts.get(item, 1), len(item.loop.steps) - done)
                 records = self._chunk(item, at, item.loop.steps[done : done + count])
                 rest = () if self._is_over(item.loop, done + count) else (done + count,)
             case Each() if not self._is_over(item.loop, done):
@@ -139,7 +139,7 @@ class Run:
         seconds = time.perf_counter() - start
         if seconds < SHORT_SECONDS:
             # The last chunk of a loop may be a short one.
-            self.counts[item] = min(max(2 * len(steps), self.counts.get(item, item.each)), item.most)
+            self.counts[item] = min(max(2 * len(steps), self.counts.get(item, 1)), item.most)
         elif seconds > LONG_SECONDS:
-            self.counts[item] = max(len(steps) // 2 // item.each, 1) * item.each
+            self.counts[item] = max(len(steps) // 2, 1)
         return records

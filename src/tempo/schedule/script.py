@@ -40,12 +40,6 @@ MOST_BYTES = 256 * 2**20
 MOST_ITERATIONS = 10_000
 
 
-# So many iterations are made without looking whether there is another one, if they take no longer than this by what the
-# cost model says: nobody notices that it is not less.
-MOST_TOGETHER = 16
-TOGETHER_SECONDS = 0.05
-
-
 @dataclass(frozen=True, eq=False)
 class Part:
     """Trees, inside of the loops ``outer`` that Python runs."""
@@ -56,16 +50,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """A loop, at most ``most`` iterations at a time, inside of the loops ``outer`` that Python runs.
-
-    It has, and ``most`` is, a multiple of ``each`` iterations. A device that is told how many there are when it is
-    compiled need not ask its host, which can then be ahead of it: it makes so many at least.
-    """
+    """A loop, at most ``most`` iterations at a time, inside of the loops ``outer`` that Python runs."""
 
     loop: Loop
     most: int
     outer: tuple[Loop, ...]
-    each: int = 1
 
     @property
     def trees(self) -> tuple[Tree, ...]:
@@ -101,10 +90,9 @@ Item = Part | Chunks | Each | Call
 class Script:
     """What Python does, and what it needs from any position on."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, storage: Storage, seconds: float | None = None) -> None:
-        """``seconds`` is what all of it may take on a device that gains from being told how many iterations to make."""
+    def __init__(self, graph: Graph, schedule: Schedule, storage: Storage) -> None:
         self.graph = graph
-        self.items = tuple(_Writer(graph, schedule, storage, seconds).sequence(schedule.trees, (), top=True))
+        self.items = tuple(_Writer(graph, schedule, storage).sequence(schedule.trees, (), top=True))
 
     @property
     def iterations(self) -> int:
@@ -138,8 +126,7 @@ class Script:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, schedule: Schedule, storage: Storage, seconds: float | None) -> None:
-        self.seconds = seconds
+    def __init__(self, graph: Graph, schedule: Schedule, storage: Storage) -> None:
         self.graph = graph
         self.schedule = schedule
         self.storage = storage
@@ -169,18 +156,7 @@ class _Writer:
             return Each(loop, tuple(self.sequence(loop.body, inside, top and once)))
         emitted = self.bytes(loop.body, inside)
         most = min(max(GATHERED_BYTES // emitted, 1), MOST_ITERATIONS) if emitted else len(loop.steps)
-        most = min(most, len(loop.steps))
-        each = self.together(loop, most) if top else 1
-        return Chunks(loop, most // each * each, outer, each)
-
-    def together(self, loop: Loop, most: int) -> int:
-        """How many iterations of a loop are made at least: as many as are no noticeable time, if all have as many."""
-        if self.seconds is None or loop.until is not None:
-            return 1
-        count = len(loop.steps)
-        # As if all the time went into this loop.
-        short = TOGETHER_SECONDS * count / max(self.seconds, 1e-9)
-        return max(n for n in range(1, min(MOST_TOGETHER, most) + 1) if n == 1 or (count % n == 0 and n <= short))
+        return Chunks(loop, min(most, len(loop.steps)), outer)
 
     def in_one_go(self, tree: Tree, outer: tuple[Loop, ...], top: bool) -> bool:
         if isinstance(tree, Compute):
@@ -225,8 +201,7 @@ def _show(items: Sequence[Item], indent: str) -> Iterator[str]:
             case Call():
                 yield f"{indent}a host call"
             case Chunks():
-                together = f", {item.each} together" if item.each > 1 else ""
-                yield f"{indent}{_steps(item.loop)}, at most {item.most} at a time{together}"
+                yield f"{indent}{_steps(item.loop)}, at most {item.most} at a time"
             case Each():
                 yield f"{indent}{_steps(item.loop)}, one by one:"
                 yield from _show(item.body, indent + "    ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -60,8 +60,8 @@ class Repetition:
         # Of stores with an array per step of an unrolled dim, those that this loop changes.
         self.changed: dict[Any, list[int] | None] = {node: self.arrays_changed(node) for node in nodes}
 
-    def run(self, count: Any, each: int = 1) -> None:
-        """So many iterations; that, too, may be known only at run time, but is a multiple of ``each``."""
+    def run(self, count: Any) -> None:
+        """So many iterations; that, too, may be known only at run time."""
         lowering, state = self.lowering, self.state
         make_room(lowering, self.tree, state)
         for node in self.inside:  # what another piece of this loop has folded is not the latest any more
@@ -76,7 +76,7 @@ class Repetition:
             [lowering.at_step(r.node, state, at) for at in several]
             for r, several in zip(self.remembered, steps, strict=True)
         ]
-        made, (arrays, values) = self.iterated(count, each, (self.taken(state), before))
+        made, (arrays, values) = self.iterated(count, (self.taken(state), before))
         self.put(state, arrays)
         for registers, kept in zip(self.remembered, values, strict=True):
             if not registers.stored:
@@ -85,11 +85,11 @@ class Repetition:
                     block = lowering.block(registers.node, state, at)
                     lowering.write(registers.node, Value(array, block.dims), state, block)
 
-    def iterated(self, count: Any, each: int, start: Carry) -> tuple[Any, Carry]:
+    def iterated(self, count: Any, start: Carry) -> tuple[Any, Carry]:
         """How many iterations were made, and what they hand on."""
         until = self.tree.until
         if until is None:
-            return count, self.as_kernel(start, count) or self.unrolled(start, count, each)
+            return count, self.as_kernel(start, count) or self.unrolled(start, count)
         position = self.carried.index(self.lowering.stopping[until].bound)
         beyond = self.lowering.schedule.beyond[until]
 
@@ -102,17 +102,11 @@ class Repetition:
         )
         return found
 
-    def unrolled(self, start: Carry, count: Any, each: int) -> Carry:
+    def unrolled(self, start: Carry, count: Any) -> Carry:
         """``count`` iterations, ``unroll`` of them as one."""
         unroll = self.unroll
-        if each > 1 and unroll == 1:
-            inner = partial(lax.fori_loop, 0, each)
-            carry: Carry = lax.fori_loop(
-                0, count // each, lambda n, carry: inner(lambda k, c: self.several(n * each + k, c, 1), carry), start
-            )
-            return carry
         rounds = count // unroll
-        carry = lax.fori_loop(0, rounds, lambda k, carry: self.several(k * unroll, carry, unroll), start)
+        carry: Carry = lax.fori_loop(0, rounds, lambda k, carry: self.several(k * unroll, carry, unroll), start)
         rest = count - rounds * unroll
         if isinstance(rest, int):
             return self.several(rounds * unroll, carry, rest) if rest else carry

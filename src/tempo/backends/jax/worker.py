@@ -241,7 +241,7 @@ class Parts:
             here = {d: BlockSteps(at[d.number], n) if n else at[d.number] for d, n in blocks.items()} | known
             if isinstance(item, Chunks):
                 first, count = chunk
-                Repetition(inner, item.loop, state, here, first).run(count, item.each)
+                Repetition(inner, item.loop, state, here, first).run(count)
             else:
                 for tree in item.trees:
                     inner.execute(tree, state, here)
@@ -363,7 +363,6 @@ class JaxWorker:
 
     def chunk(self, item: Chunks, at: At, steps: range) -> list[tuple[str, Record]]:
         compiled = self.parts[item]
-        assert len(steps) % item.each == 0, "the rest would be left out"
         with self.machine.settings():
             emitted = self.run(item, compiled, at, (np.int32(steps[0]), np.int32(len(steps))))
             # How long a chunk takes decides about the next one.
