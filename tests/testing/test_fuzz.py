@@ -227,6 +227,13 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(failure is not None and failure.check == "gradients" for failure in found)
 
 
+def test_a_rewritten_program_may_need_more_than_the_one_before() -> None:
+    """Program 205 of seed 92003: of tensors that need each other, gradients are computed wherever these are defined,
+    and so is what one of them reads out of range, once it is a tensor with a case of its own."""
+    task = Task(92003, 205, ("numpy",))
+    assert "numpy compiled" in task.check(task.recipe)
+
+
 def test_the_command_reports_a_failure_with_its_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,7 +166,7 @@ def _schedule(
         tuple(trees),
         places,
         dependences,
-        builder.spans,
+        extents.spans,
         needed,
         shifts,
         relations.numbers,

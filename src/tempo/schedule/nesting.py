@@ -55,10 +55,6 @@ class Nesting:
     ) -> None:
         self.graph = graph
         self.extents = extents
-        self.numbers = extents.numbers
-        self.limits = extents.limits
-        self.spans = extents.spans
-        self.shifts = extents.shifts
         self.sizes = sizes
         self.unrolled = unrolled
         self.blocks: dict[int, int] = {}
@@ -151,7 +147,8 @@ class Nesting:
         looped = {family for family, _ in outer}
         own = {d.origin for unit in units if unit.family is None for node in unit.nodes for d in node.domain}
         # How many steps a dim makes that stops on data is not known when a block of them begins.
-        wanted = [d for d in self.sizes if d in own and d not in looped and not d.bound.symbols() & set(self.limits)]
+        stopping = self.extents.limits.keys()
+        wanted = [d for d in self.sizes if d in own and d not in looped and not d.bound.symbols() & stopping]
         if not wanted:
             return None
         # Where steps are made one after the other anyway, blocks of them cost least.
@@ -160,10 +157,10 @@ class Nesting:
         # Inside another loop, a block is all that is kept of a value.
         self.sink(units, dependences, outer, family)
         # What is delayed by half of all steps needs the stores of half of all steps.
-        most = family.bound.evaluate(self.numbers) // 2
+        most = family.bound.evaluate(self.extents.numbers) // 2
         # The parts of a loop around these blocks share what was found for the first of them.
         fixed = {node: late for (node, d), late in self.delays.items() if d is family}
-        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.numbers, fixed)
+        tiling = Tiling(units, dependences, family, self.sizes[family], most, self.extents.numbers, fixed)
         if tiling.contradicts:
             raise TangledError
         tiling.put_off(units, self.extents.bytes, {edge.node for edge in self.graph.outputs.values()} | self.handed)
@@ -171,7 +168,7 @@ class Nesting:
             if node not in tiling.folds and (node, family) not in self.delays:
                 later = -late if tiling.groups[tiling.place[node]].backwards else late
                 self.delays[node, family] = later
-                self.shifts[node, family] = self.shifts.get((node, family), 0) + later
+                self.extents.shifts[node, family] = self.extents.shifts.get((node, family), 0) + later
         for group in tiling.groups:
             for node in group.nodes if group.block else ():
                 late = abs(self.delays.get((node, family), 0))
@@ -255,11 +252,11 @@ class Nesting:
 
     def delay(self, node: Node, family: Dim, shift: int) -> None:
         """Compute a node later than its own steps say, in every piece of the loops around it alike."""
-        if shift == self.shifts.get((node, family), 0):
+        if shift == self.extents.shifts.get((node, family), 0):
             return
         if any(family in (f for f, _ in place) for place in self.places.get(node, ())):
             raise TangledError
-        self.shifts[node, family] = shift
+        self.extents.shifts[node, family] = shift
 
     def point_by_point(self, circle: Sequence[Node]) -> list[Tree]:
         """A circle that no dim carries, unrolled in the order in which its points need each other."""
@@ -271,10 +268,11 @@ class Nesting:
         asked = frozenset().union(
             *(asked_for(self.graph, node) for node in asking), *(indices.symbols(edge.index) for edge in results)
         )
-        limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in self.limits.items()}
-        order = point_order(self.graph, self.numbers, limits, members, MOST_UNROLLED)
+        stopping = self.extents.limits
+        limits = {bound: (first if bound in asked else last, last) for bound, (first, last) in stopping.items()}
+        order = point_order(self.graph, self.extents.numbers, limits, members, MOST_UNROLLED)
         # What happens only at steps that are made cannot come before it is known whether they are.
-        waiting = bool(self.limits) and any(node.op is HOST or node in self.handed - self.stops for node in circle)
+        waiting = bool(stopping) and any(node.op is HOST or node in self.handed - self.stops for node in circle)
         if order is None or (waiting and members & self.stops):
             raise ScheduleError(
                 f"Tempo found no order of steps for the definitions of {names}, although there must be one; "
@@ -288,7 +286,7 @@ class Nesting:
             together = node.attributes["batch"] if node.op is HOST else ()
             steps = [(d, step) for d, step in zip(node.domain, point, strict=True) if d not in together]
             for d, step in reversed(steps):
-                at = step + d.start.evaluate(self.numbers)
+                at = step + d.start.evaluate(self.extents.numbers)
                 tree = Loop(d.origin, at, at + 1, False, (tree,))
                 self.loops += 1
                 place = ((d.origin, self.loops), *place)
@@ -300,13 +298,13 @@ class Nesting:
         """The loop of a group; if no order of steps is found for what is inside it, all its points without loops."""
         if outer:
             return self.loop(group, family, dependences, outer)
-        spans, shifts = {node: dict(found) for node, found in self.spans.items()}, dict(self.shifts)
+        spans, shifts = {node: dict(found) for node, found in self.extents.spans.items()}, dict(self.extents.shifts)
         with contextlib.suppress(TangledError):
             return self.loop(group, family, dependences, outer)
-        self.spans.update(spans)
-        self.shifts.clear()
+        self.extents.spans.update(spans)
+        self.extents.shifts.clear()
         # Without a loop nothing is late.
-        self.shifts.update({key: shift for key, shift in shifts.items() if key[0] not in group.nodes})
+        self.extents.shifts.update({key: shift for key, shift in shifts.items() if key[0] not in group.nodes})
         for node in group.nodes:
             self.places.pop(node, None)
         return self.point_by_point(group.nodes)
@@ -449,16 +447,16 @@ class Nesting:
         """A node, with the cases that may apply when the loops are within some ranges."""
         if node.op is not RECURRENT:
             return Compute(node, folds=folds, within=ranges)
-        known = {**self.limits, **self.spans[node]}
+        known = {**self.extents.limits, **self.extents.spans[node]}
         for d in node.domain:
             if d.origin in ranges:
                 start = self.extents.offset(node, d)
                 known[d] = (ranges[d.origin][0] - start, ranges[d.origin][1] - start)
         kept = []
         for n, case in enumerate(self.graph.cases[node]):
-            truth = decide(case.region, known, self.numbers)
+            truth = decide(case.region, known, self.extents.numbers)
             # A case that reads what nobody needs does not apply anywhere, even if that is hard to see.
-            if truth is not False and case.value.node in self.spans:
+            if truth is not False and case.value.node in self.extents.spans:
                 kept.append(n)
             if truth is True:
                 break

@@ -31,7 +31,7 @@ from tempo.testing.meaning import Meaning, opaque
 from tempo.testing.recipe import Built, Recipe, build, depends, execute, places
 from tempo.testing.rewrites import REWRITES, let_as_recurrent
 from tempo.testing.stops import stopped
-from tempo.testing.syntax import Apply, Draw, Host, Output, Stop, defines, expressions, parts, used
+from tempo.testing.syntax import Apply, Draw, Gradients, Host, Output, Stop, defines, expressions, parts, used
 
 Array = np.ndarray[Any, Any]
 
@@ -256,7 +256,8 @@ def check_rewrites(run: Run, choices: Choices) -> None:
     except CheckError as error:
         # Gradients of recurrent tensors that need each other flow wherever these are defined; what is no such tensor
         # need not be defined where nobody reads it.
-        if let_as_recurrent.__name__ in names and isinstance(error.__cause__, DefinitionError):
+        flows = any(isinstance(s, Gradients) for s in recipe.statements)
+        if flows and let_as_recurrent.__name__ in names and isinstance(error.__cause__, DefinitionError):
             return
         raise
     for s in run.recipe.statements:

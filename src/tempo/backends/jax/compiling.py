@@ -25,6 +25,11 @@ _PRODUCT = re.compile(
 )
 
 
+def compile_lowered(lowered: Any, device: Any) -> Any:
+    """The XLA program of something lowered for a device."""
+    return lowered.compile(compiler_options=options(lowered, device))
+
+
 def options(lowered: Any, device: Any) -> dict[str, Any] | None:
     """What XLA is told beyond its defaults, to compile something lowered for a device."""
     if not is_cuda(device):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from tempo.backends.jax.compiling import LIBRARY_ONLY, is_cuda, options
+from tempo.backends.jax.compiling import LIBRARY_ONLY, compile_lowered, is_cuda, options
 from tempo.backends.jax.padded import outline
 from tempo.backends.jax.prepared import Prepared, prepare_growth, shapes, zeros_maker
 from tempo.backends.jax.state import State
@@ -51,8 +51,7 @@ class _Program:
         """Compile it to run; the bytes that are there then."""
         with self.lock:  # a thread may be at it that was started before
             if self.lowered is not None:
-                wanted = options(self.lowered, device)
-                self.prepared.programs[self.shapes] = self.lowered.compile(compiler_options=wanted)
+                self.prepared.programs[self.shapes] = compile_lowered(self.lowered, device)
                 self.lowered = None
         return self.taken(self.analysis)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from tempo.backends.jax import rows
 from tempo.backends.jax.building import Building
-from tempo.backends.jax.compiling import is_cuda, options
+from tempo.backends.jax.compiling import compile_lowered, is_cuda
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.library import Library, traceable
 from tempo.backends.jax.lowering import Lowering
@@ -80,7 +80,8 @@ class JaxMachine(Place):
         """The program without Python, if it needs none."""
         if not self.runs_whole:
             return None
-        compiler = self.compiled if self.library is None else self.library.compile
+        alone = partial(compile_lowered, device=self.device)
+        compiler = alone if self.library is None else self.library.compile
         items = stages(self.lowering.schedule.trees)
         with self.settings():
             if len(items) > 1:
@@ -88,9 +89,6 @@ class JaxMachine(Place):
             else:
                 compiled = compiler(traceable(self.lowering).lower(self.inputs))
         return Whole(self, compiled, self.source, self.lowering.limits, self.lowering.schedule.results)
-
-    def compiled(self, lowered: Any) -> Any:
-        return lowered.compile(compiler_options=options(lowered, self.device))
 
     def start(self, inputs: Mapping[str, Array], kept: Mapping[Any, Any] | None) -> JaxWorker:
         """A run in parts, from the beginning or with what a checkpoint has kept."""
