@@ -58,6 +58,52 @@ def test_a_policy_that_acts(rows: int) -> None:
     check(body, start)
 
 
+WEIGHTS = data(48, 100), data(100, 100, seed=1), data(7, 100, seed=2)
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices are read in parts where that is possible at all."""
+    monkeypatch.setattr(kernel._Loop, "time", property(lambda loop: 0.0 if loop.streams else 1.0))
+
+
+def wide_layers(k: Array, carry: Any) -> Any:
+    """Products of each kind: rows with a matrix and the other way round, sums over either axis of it."""
+    first, second, last = WEIGHTS
+    kept, x = carry
+    hidden = jnp.tanh(0.1 * lax.dot_general(second, jnp.tanh(0.1 * x @ first), (((1,), (1,)), ((), ()))))
+    logits = lax.dot_general(last, hidden, (((1,), (0,)), ((), ())))
+    kept = lax.dynamic_update_slice(kept, hidden.T[None], (k, 0 * k, 0 * k))
+    return kept, 0.9 * x + 0.1 * logits.max(0)[:, None]
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize("rows", [3, 64, 70, 600])
+def test_matrices_that_are_read_in_parts(rows: int) -> None:
+    start = jnp.zeros((STEPS, rows, 100)), data(rows, 48, seed=3)
+    loop = kernel._loops(flattened(wide_layers, start))[-1]
+    assert [(stream.given, stream.along, stream.part) for stream in loop.streams.values()] == [
+        (0, (1, 0), 32),
+        (1, (1, 1), 32),
+    ]
+    check(wide_layers, start)
+    with jax.enable_x64(True):
+        check(wide_layers, start)
+
+
+def test_matrices_are_read_in_parts_if_they_are_large() -> None:
+    def layer(size: int, rows: int) -> Any:
+        weights = data(size, size)
+        loops = kernel._loops(flattened(lambda _, x: jnp.tanh(jnp.tanh(x @ weights) @ weights), data(rows, size)))
+        return min(loops, key=lambda loop: loop.time)
+
+    wide = layer(256, 512)
+    assert wide.streams and wide.rows.each == 4 and wide.time < wide.own_time
+    assert layer(256, 4096).rows.each == 32
+    with pytest.raises(NotRowsError, match="registers"):
+        layer(1024, 512)
+
+
 def test_what_is_not_written_stays() -> None:
     def body(k: Array, carry: Any) -> Any:
         kept, x = carry
@@ -373,5 +419,6 @@ def test_on_a_gpu(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "HERE", Kernels(all=True))
     with jax.default_matmul_precision("highest"):
         test_a_policy_that_acts(rows)
+        test_matrices_that_are_read_in_parts(rows)
         for name in OF_ROWS:
             test_of_rows(name, rows)

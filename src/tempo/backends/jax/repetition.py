@@ -186,7 +186,7 @@ class Repetition:
         seconds."""
         lowering, stores = self.lowering, self.lowering.storage.stores
         read = [p for node in self.inside for p in producers(node, lowering.graph.cases) if p in stores]
-        if any(math.prod(stores[node].value) > rows.MOST_VALUES for node in (*self.inside, *read)):
+        if any(math.prod(stores[node].value) > rows.MOST_MATRIX for node in (*self.inside, *read)):
             raise rows.NotRowsError("there is more than fits into registers")
         if any(None in lowering.iterated.distances(node, self.tree, self.back) for node in self.nodes):
             raise rows.NotRowsError("what was written is read again")

@@ -8,10 +8,11 @@ to each other never leaves the multiprocessor.
     steps      the body of a loop as a list of primitives
     axes       which axis of every array has the rows
     blocks     what a primitive does with the rows of one program, in arrays whose sizes are powers of two
+    streams    products with matrices that are too large for registers
     kernel     the loop
 """
 
-from tempo.backends.jax.rows.kernel import MOST_VALUES, Kernels, iterate
+from tempo.backends.jax.rows.kernel import MOST_MATRIX, Kernels, iterate
 from tempo.backends.jax.rows.steps import NotRowsError
 
-__all__ = ["MOST_VALUES", "Kernels", "NotRowsError", "iterate"]
+__all__ = ["MOST_MATRIX", "Kernels", "NotRowsError", "iterate"]

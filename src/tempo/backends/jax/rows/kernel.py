@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
@@ -29,6 +31,7 @@ from tempo.backends.jax.rows.blocks import (
     products_of,
 )
 from tempo.backends.jax.rows.steps import Body, NotRowsError, Number, Step, Var, flattened
+from tempo.backends.jax.rows.streams import streams
 
 Array = Any
 
@@ -38,12 +41,19 @@ MOST_KEPT, MOST_FETCHED = 2**14, 2**13
 """As many are kept there from iteration to iteration, and read for the next one; others are read when needed."""
 MOST_BYTES = 2**20
 """What every program reads in every iteration, from a cache that all of them share."""
+MOST_MATRIX = MOST_BYTES // 4
+"""So a larger array of numbers is for no kernel."""
 WARPS = 4
 PROGRAMS = 132
 """As many as an H200 has multiprocessors."""
+FEWEST_ROWS = 4
+"""Each of which multiplies at least so many rows with a matrix that it reads."""
+AHEAD = 3
+"""How many parts of a matrix are on their way."""
 
 # Microseconds, measured on an H200: in kernels of their own, and in that of a loop.
-OWN_PRODUCT, OWN_REDUCTION, OWN_REST = 2.4, 1.0, 1.5
+OWN_PRODUCT, OWN_PRODUCTS, OWN_REDUCTION, OWN_REST = 2.4, 7.8e-8, 1.0, 1.5
+STREAM_ROW, STREAM_BYTE, STREAM_BYTE_ROW = 0.05, 9e-6, 1.5e-6
 ITERATION, REDUCTION, FUNCTION, PRODUCTS, SMALL_PRODUCTS, BYTE = 1.5, 0.2, 2e-4, 1.2e-5, 3e-4, 8.5e-5
 _SLOW = "tanh exp exp2 expm1 log log1p logistic pow sin cos tan rsqrt sqrt div rem cbrt"
 FUNCTIONS = frozenset(_SLOW.split())
@@ -64,16 +74,33 @@ def iterate(body: Any, start: Any, count: Any, kernels: Kernels) -> Any:
     Raises ``NotRowsError`` if that is not for a kernel of its own.
     """
     flat = flattened(body, start)
-    loop = _Loop(flat, *rows_of(flat))
-    loop.check()
-    if not kernels.all:
-        loop.check_time()
+    loop = min(_loops(flat), key=lambda loop: loop.time)
+    if not kernels.all and loop.time >= loop.own_time:
+        raise NotRowsError(f"it would take {loop.time:.1f} us an iteration, not {loop.own_time:.1f}")
     leaves, form = jax.tree.flatten(start)
     return jax.tree.unflatten(form, loop.run(leaves, count, kernels.interpreted))
 
 
+def _loops(body: Body) -> list[_Loop]:
+    """The ways in which a loop can be a kernel."""
+    count, axes = rows_of(body)
+    found, reasons = [], []
+    for streaming in (False, True):
+        loop = _Loop(body, count, axes, streaming)
+        try:
+            loop.check()
+        except NotRowsError as reason:
+            reasons.append(reason)
+        else:
+            found.append(loop)
+    if not found:
+        raise reasons[-1]
+    return found
+
+
 class _Loop:
-    def __init__(self, body: Body, count: int, axes: Mapping[Var, int]) -> None:
+    def __init__(self, body: Body, count: int, axes: Mapping[Var, int], streaming: bool) -> None:
+        """Products with matrices in memory are made of as many rows as matrix units want, or, ``streaming``, of few."""
         self.body = body
         steps = {step.output: step for step in body.steps}
         pairs = list(zip(body.carried, body.results, strict=True))
@@ -81,10 +108,12 @@ class _Loop:
         """What is written into, one part in each iteration; everything else goes from iteration to iteration."""
         self.handed_on = [n for n in range(len(pairs)) if n not in self.written]
         self.products = [step for step in body.steps if step.name == "dot_general"]
+        self.streams = streams(self.products, axes, body.constants) if streaming else {}
         whole = Rows(axes, max(count, LEAST), max(count, LEAST))
         # Many programs with few rows each, but enough for matrix units, or for the threads of a program.
+        few = min(32, 1 << (count // PROGRAMS).bit_length())
         large = any(is_matrices(step, *map(whole.shape, step.inputs)) for step in self.products)
-        self.rows = Rows(axes, count, LEAST if large else min(32, 1 << (count // PROGRAMS).bit_length()))
+        self.rows = Rows(axes, count, max(few, FEWEST_ROWS) if self.streams else LEAST if large else few)
         self.arrange()
 
     def arrange(self) -> None:
@@ -104,11 +133,15 @@ class _Loop:
                 self.addresses.append(step)
         computing = [step for step in body.steps if step.output not in self.in_memory]
         results = [body.results[n] for n in self.handed_on]
-        given = [*results, *(var for step in computing for var in step.inputs)]
+        given = [*results, *(var for step in computing for var in self.inputs(step))]
         self.read = [var for var in dict.fromkeys(given) if var in self.in_memory]
         self.kept = self.fitting((var for var in self.read if var in body.constants), MOST_KEPT)
         parts = (var for var in self.read if var not in body.constants and var in early)
         self.fetched = self.fitting(parts, MOST_FETCHED)
+
+    def inputs(self, step: Step) -> tuple[Var, ...]:
+        """What a step is given as a whole."""
+        return (self.streams[step.output].rows,) if step.output in self.streams else step.inputs
 
     def fitting(self, arrays: Iterable[Var], room: int) -> list[Var]:
         """The first of some arrays that there is room for."""
@@ -142,13 +175,14 @@ class _Loop:
             raise NotRowsError("what was written is handed on twice")
         if any(math.prod(var.shape) >= 2**31 for var in (*body.carried, *body.constants)):
             raise NotRowsError("an array is too long for positions of 32 bits")
-        if _bytes(var for var in self.read if var not in self.rows.axes) > MOST_BYTES:
+        shared = {var for var in self.read if var not in self.rows.axes}
+        if _bytes(shared | {stream.matrix for stream in self.streams.values()}) > MOST_BYTES:
             raise NotRowsError("there is more to read in every iteration than is near")
 
     def check_sizes(self, step: Step) -> None:
-        name, given, shape = step.name, [self.rows.shape(var) for var in step.inputs], self.rows.shape(step.output)
+        name, given, shape = step.name, [*map(self.rows.shape, self.inputs(step))], self.rows.shape(step.output)
         sizes = [math.prod(padded(one)) for one in (shape, *given)]
-        if name == "dot_general" and not is_matrices(step, *given):
+        if name == "dot_general" and step.output not in self.streams and not is_matrices(step, *given):
             sizes.append(products_of(step, self.rows) // 4)
         if max(sizes) > MOST_VALUES:
             raise NotRowsError("there is more than fits into registers")
@@ -161,37 +195,53 @@ class _Loop:
         if name in ("argmax", "argmin") and len(step.params["axes"]) != 1:
             raise NotRowsError("positions along several axes are looked for")
 
-    def check_time(self) -> None:
-        """Raise if kernels of their own for the products and sums of an iteration take no longer."""
+    # -- what it takes, in microseconds an iteration -------------------------------------------------------------
+
+    @property
+    def own_time(self) -> float:
+        """With kernels of their own for products and sums."""
+        whole = replace(self.rows, each=self.rows.count)
+        multiplied = sum(products_of(step, whole) for step in self.products)
+        reductions = sum(step.name in REDUCTIONS for step in self.body.steps)
+        products = OWN_PRODUCT * len(self.products) + OWN_PRODUCTS * multiplied
+        return products + OWN_REDUCTION * reductions + OWN_REST
+
+    @property
+    def time(self) -> float:
+        """In one kernel."""
         rows, steps = self.rows, self.body.steps
-        reductions = sum(step.name in REDUCTIONS for step in steps)
-        own = OWN_PRODUCT * len(self.products) + OWN_REDUCTION * reductions + OWN_REST
-        inside = ITERATION + REDUCTION * reductions
+        inside = ITERATION + REDUCTION * sum(step.name in REDUCTIONS for step in steps)
         for step in self.products:
-            large = is_matrices(step, *map(rows.shape, step.inputs))
-            inside += products_of(step, rows) * (PRODUCTS if large else SMALL_PRODUCTS)
+            if step.output in self.streams:
+                read = _bytes([self.streams[step.output].matrix])
+                inside += STREAM_BYTE * read + rows.each * (STREAM_ROW + STREAM_BYTE_ROW * read)
+            else:
+                large = is_matrices(step, *map(rows.shape, step.inputs))
+                inside += products_of(step, rows) * (PRODUCTS if large else SMALL_PRODUCTS)
         inside += FUNCTION * sum(math.prod(padded(rows.shape(s.output))) for s in steps if s.name in FUNCTIONS)
         inside += BYTE * _bytes(var for var in self.read if var not in self.rows.axes and var not in self.kept)
-        waves = math.ceil(rows.count / rows.each / PROGRAMS)
-        if inside * waves >= own:
-            raise NotRowsError(f"it would take {inside * waves:.1f} us an iteration, not {own:.1f}")
+        return inside * math.ceil(rows.count / rows.each / PROGRAMS)
 
     # -- the kernel ----------------------------------------------------------------------------------------------
 
     def run(self, start: list[Array], count: Any, interpret: bool) -> list[Array]:
         body = self.body
-        given = [jnp.asarray(count, jnp.int32), *body.constants.values(), *start]
+        matrices = [stream.arranged(body.constants[stream.matrix]) for stream in self.streams.values()]
+        given = [jnp.asarray(count, jnp.int32), *body.constants.values(), *matrices, *start]
         wide = [jnp.reshape(array, (1,)) if jnp.ndim(array) == 0 else jnp.asarray(array) for array in given]
         outlines = [outline(array.shape, array.dtype) for array in wide]
-        first = 1 + len(body.constants)
+        first = 1 + len(body.constants) + len(matrices)
         # A program that has not begun must not find what another one has made.
         own = [n for n, var in enumerate(body.carried) if n in self.written or var in self.rows.axes]
+        programs = pl.cdiv(self.rows.count, self.rows.each)
+        longest = max((stream.sizes[0] for stream in self.streams.values()), default=0)
+        scratch = [outline((programs * self.rows.each, longest), np.dtype(np.float32))] if longest else []
         call = pl.pallas_call(
-            functools.partial(self.kernel, precision=lax.Precision.HIGHEST if interpret else THREE_PRODUCTS),
-            out_shape=outlines[first:],
-            grid=(pl.cdiv(self.rows.count, self.rows.each),),
+            functools.partial(self.kernel, interpret=interpret),
+            out_shape=outlines[first:] + scratch,
+            grid=(programs,),
             input_output_aliases={first + n: n for n in own},
-            compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
+            compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=AHEAD if self.streams else 1),
             interpret=interpret,
             name="loop",
         )
@@ -200,15 +250,18 @@ class _Loop:
                 jax.jit(call).trace(*outlines).lower(lowering_platforms=("cuda",))
             except Exception as error:  # whatever it is that Triton cannot do: XLA can
                 raise NotRowsError(f"Triton refuses it: {error}") from error
-        results = call(*wide)
+        results = call(*wide)[: len(body.carried)]
         return [array.reshape(var.shape) for array, var in zip(results, body.carried, strict=True)]
 
-    def kernel(self, count: Any, *refs: Any, precision: Any) -> None:
+    def kernel(self, count: Any, *refs: Any, interpret: bool) -> None:
         """One program."""
         body, number = self.body, len(self.body.carried)
-        constants, initial, results = refs[: -2 * number], refs[-2 * number : -number], refs[-number:]
+        sizes = len(body.constants), len(self.streams), number, number
+        constants, matrices, initial, results, scratch = _cut(refs, sizes)
         first = pl.program_id(0) * self.rows.each
-        outside = Blocks(self.rows, first, precision)
+        outside = Blocks(self.rows, first, lax.Precision.HIGHEST if interpret else THREE_PRODUCTS)
+        wait = (lambda: None) if interpret else triton.debug_barrier
+        by_output = dict(zip(self.streams, matrices, strict=True))
         for var, ref in zip(body.constants, constants, strict=True):
             if var.shape:
                 outside.memory[var] = outside.view(var, ref)
@@ -216,6 +269,9 @@ class _Loop:
                 outside.values[var] = Block(ref[0], ())
         for var in self.kept:
             outside.values[var] = outside[var]
+
+        def own(start: Any, size: int) -> Any:
+            return scratch[0].at[pl.ds(first, self.rows.each), pl.ds(start, size)]
 
         def fetch(number: Array) -> tuple[Array, ...]:
             """Begin to read what an iteration needs."""
@@ -227,14 +283,18 @@ class _Loop:
         def iteration(number: Array, carry: tuple[tuple[Array, ...], tuple[Array, ...]]) -> Any:
             # It takes about as long as an iteration until what is read is there.
             following = fetch(number + 1)
-            own = [*(body.carried[n] for n in self.handed_on), *self.fetched]
-            arrays = zip(own, (*carry[0], *carry[1]), strict=True)
+            handed = [*(body.carried[n] for n in self.handed_on), *self.fetched]
+            arrays = zip(handed, (*carry[0], *carry[1]), strict=True)
             values = {var: Block(array, self.rows.shape(var)) for var, array in arrays}
             blocks = outside.with_values({body.number: Block(number, ()), **values})
             for n in self.written:
                 blocks.memory[body.carried[n]] = blocks.view(body.carried[n], results[n])
             for step in body.steps:
-                blocks.run(step)
+                if (stream := self.streams.get(step.output)) is None:
+                    blocks.run(step)
+                else:
+                    product = stream.multiply(blocks[stream.rows], by_output[step.output], own, wait)
+                    blocks.values[step.output] = Block(product, self.rows.shape(step.output))
             return tuple(blocks[body.results[n]].array for n in self.handed_on), following
 
         start = tuple(
@@ -248,6 +308,12 @@ class _Loop:
                 outside.view(var, results[n]).write(Block(array, self.rows.shape(var)))
             else:
                 results[n][0] = array
+
+
+def _cut(refs: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+    """So many, so many, ..., and the rest."""
+    ends = [0, *itertools.accumulate(sizes), len(refs)]
+    return [refs[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _bytes(arrays: Iterable[Var]) -> int:
