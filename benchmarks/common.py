@@ -92,6 +92,7 @@ def compile_tempo(
         "xla_s": run.seconds["XLA"],
         "bytes_stores": sum(store.bytes for store in run.storage.stores.values()),
         "bytes_planned": run.storage.peak,
+        "bytes_library": run.storage.library,
         "bytes_xla": memory["temporaries"] + memory["outputs"] + memory["inputs"],
     }
     # Programs leave inputs out that nothing needs.

@@ -196,3 +196,14 @@ def test_stores_that_loops_fill_are_made_when_the_loops_begin() -> None:
         z[t] = tp.tanh(z[t + 1])
         prog.output("s", tp.sum(z[0:T]))
     assert peak(prog, {T: 100}) - peak_on_gpu(prog, {T: 100}) == 4000
+
+
+def test_a_gpus_library_may_or_may_not_take_room() -> None:
+    with tp.Program() as prog:
+        x = prog.input("x", (8, 8))
+        prog.output("y", x @ tp.tanh(x))
+        prog.output("z", tp.sum(x))
+    here, there = (Executable(prog.graph, {}, backend="numpy", parallel=parallel).storage for parallel in (False, True))
+    assert here.library == 0
+    assert (there.peak, there.library) == (here.peak + WORKSPACE, WORKSPACE)
+    assert str(there).endswith("bytes (33,554,432 fewer if XLA multiplies without its library)")

@@ -88,10 +88,10 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
     outputs = {
         name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
     }
-    peak = peak_bytes(
+    peak, library = peak_bytes(
         replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs, habits
     )
-    return replace(result, peak=peak + traffic(graph, schedule, result).most)
+    return replace(result, peak=peak + traffic(graph, schedule, result).most, library=library)
 
 
 def _homes(node: Node, store: Store, schedule: Schedule) -> list[Home]:

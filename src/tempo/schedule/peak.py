@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tempo.graph.node import Edge, Graph, Node, Primitive, dims_of, shape_symbols
@@ -68,15 +68,21 @@ HABITS = {
 
 def peak_bytes(
     graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], outputs: Mapping[str, int], habits: Habits
-) -> int:
-    """The most bytes that are taken at the same time; ``outputs`` are those of what is handed out."""
+) -> tuple[int, int]:
+    """The most bytes that are taken at the same time, and how many fewer they are if XLA does not use its library for
+    matrix products, which nobody knows before it has compiled; ``outputs`` are those of what is handed out."""
     given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
     handed_out = {edge.node for name, edge in graph.outputs.items() if _is_whole(edge, stores, outputs[name])}
     # An input of which not all steps are needed is copied.
     as_given = {node for node, size in given.items() if stores[node].bytes == size}
     outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
-    walk = _Walk(graph, schedule, stores, habits)
-    return sum(given.values()) + sum(outputs.values()) + walk.most(schedule.trees, outside, {}, handed_out)
+
+    def most(habits: Habits) -> int:
+        return _Walk(graph, schedule, stores, habits).most(schedule.trees, outside, {}, handed_out)
+
+    between = most(habits)
+    library = between - most(replace(habits, workspace=0)) if habits.workspace else 0
+    return sum(given.values()) + sum(outputs.values()) + between, library
 
 
 def _given_bytes(node: Node, schedule: Schedule) -> int:

@@ -125,6 +125,8 @@ class Storage:
 
     stores: Mapping[Node, Store]
     peak: int = 0
+    library: int = 0
+    """How much of the peak is for the device's library of matrix products, which XLA may not use."""
     local: Mapping[Node, Store] = field(default_factory=dict)
     """What the device has of stores in host memory while the loops that write them run."""
     homes: Mapping[Node, tuple[Dim, int]] = field(default_factory=dict)
@@ -133,7 +135,8 @@ class Storage:
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
         lines.append(f"total: {sum(s.bytes for s in self.stores.values()):,} bytes")
-        lines.append(f"peak: {self.peak:,} bytes")
+        library = f" ({self.library:,} fewer if XLA multiplies without its library)" if self.library else ""
+        lines.append(f"peak: {self.peak:,} bytes{library}")
         host = sum(store.bytes for store in self.stores.values() if store.host)
         return "\n".join([*lines, f"host: {host:,} bytes"] if host else lines)
 
@@ -166,7 +169,7 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
     outputs = {name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
-    return Storage(stores, peak_bytes(graph, schedule, stores, outputs, habits))
+    return Storage(stores, *peak_bytes(graph, schedule, stores, outputs, habits))
 
 
 def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
