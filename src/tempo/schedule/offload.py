@@ -18,7 +18,6 @@ from tempo.graph.traversal import producers
 from tempo.schedule.dependences import Dependence
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop, Tree, computes
-from tempo.schedule.peak import Habits, peak_bytes
 from tempo.schedule.storage import (
     Apart,
     Keeping,
@@ -57,7 +56,7 @@ Slices = Mapping[Dim, Span | Steps]
 """Of the dims of a store that are cut, the steps that are read; of all others everything is."""
 
 
-def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str], habits: Habits) -> Storage:
+def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[Node, str]) -> Storage:
     """The same stores, with those of some nodes in host memory, under their names, as far as they can be there."""
     local: dict[Node, Store] = {}
     homes: dict[Node, Home] = {}
@@ -88,9 +87,8 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
     outputs = {
         name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
     }
-    peak, library = peak_bytes(
-        replace(graph, outputs={name: graph.outputs[name] for name in outputs}), schedule, on_device, outputs, habits
-    )
+    assert storage.lifetimes is not None, "these are the stores of a whole program"
+    peak, library = storage.lifetimes.peak(on_device, outputs)
     return replace(result, peak=peak + traffic(graph, schedule, result).most, library=library)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tempo.graph.node import Edge, Graph, Node, Primitive, dims_of, shape_symbols
@@ -66,25 +66,6 @@ HABITS = {
 }
 
 
-def peak_bytes(
-    graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], outputs: Mapping[str, int], habits: Habits
-) -> tuple[int, int]:
-    """The most bytes that are taken at the same time, and how many fewer they are if XLA does not use its library for
-    matrix products, which nobody knows before it has compiled; ``outputs`` are those of what is handed out."""
-    given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
-    handed_out = {edge.node for name, edge in graph.outputs.items() if _is_whole(edge, stores, outputs[name])}
-    # An input of which not all steps are needed is copied.
-    as_given = {node for node, size in given.items() if stores[node].bytes == size}
-    outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
-
-    def most(habits: Habits) -> int:
-        return _Walk(graph, schedule, stores, habits).most(schedule.trees, outside, {}, handed_out)
-
-    between = most(habits)
-    library = between - most(replace(habits, workspace=0)) if habits.workspace else 0
-    return sum(given.values()) + sum(outputs.values()) + between, library
-
-
 def _given_bytes(node: Node, schedule: Schedule) -> int:
     sizes = (extent(size, schedule.open, schedule.numbers) for size in (*(d.bound for d in node.domain), *node.shape))
     return math.prod(sizes) * node.dtype.itemsize
@@ -95,43 +76,39 @@ def _is_whole(edge: Edge, stores: Mapping[Node, Store], size: int) -> bool:
     return edge.is_here and edge.node in stores and stores[edge.node].bytes == size
 
 
-class _Walk:
-    def __init__(self, graph: Graph, schedule: Schedule, stores: Mapping[Node, Store], habits: Habits) -> None:
+class Lifetimes:
+    """What a program computes where it is read, and when it reads what for the last time: wherever its stores are, and
+    however large."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, habits: Habits) -> None:
         self.graph = graph
         self.schedule = schedule
-        self.stores = stores
         self.habits = habits
+        self.sequences: dict[int, _Sequence] = {}
 
-    def most(
-        self, trees: Sequence[Tree], outside: Set[Node], around: Mapping[Dim, int], handed_out: Set[Node] = frozenset()
-    ) -> int:
-        """What trees that run one after the other take at most, apart from stores that are there anyway, in loops
-        ``around`` them that compute so many steps of dims at once."""
-        first: dict[Node, int] = {}
-        within = [0] * len(trees)
-        fused = self.fused(trees, choices=self.habits.fuses_choices and not around)
-        for at, tree in enumerate(trees):
-            if isinstance(tree, Loop):
-                inside = {c.node for c in computes(tree.body)} - outside
-                kept = {node for node in inside if self.stores[node].outlives(tree.dim)}
-                for node in kept:
-                    first.setdefault(node, 0 if self.habits.zeros_first else at)
-                within[at] = self.most(tree.body, outside | kept, {**around, tree.dim: tree.block or 1})
-                within[at] += self.shifted(tree, outside)
-            elif tree.node not in fused:
-                if tree.node not in outside:
-                    first.setdefault(tree.node, at)
-                within[at] = self.beside(tree, around)
-        last = self.last(trees, fused)
-        begun = {node: start for node, start in first.items() if start <= last.get(node, -1)}
-        over, inside_outputs = self.written_over(trees, fused, begun, last, handed_out)
-        change = [0] * (len(trees) + 1)
-        for node, start in begun.items():
-            if node not in inside_outputs:
-                change[start] += self.stores[node].bytes
-                change[last[node] + (node not in over)] -= self.stores[node].bytes
-        held = itertools.accumulate(change[:-1])
-        return max((inside + stored for inside, stored in zip(within, held, strict=True)), default=0)
+    def peak(self, stores: Mapping[Node, Store], outputs: Mapping[str, int]) -> tuple[int, int]:
+        """The most bytes that are taken at the same time on a device that has these ``stores``, and ``outputs`` of so
+        many bytes; and how many fewer they are if XLA does not use its library for matrix products, which nobody knows
+        before it has compiled."""
+        schedule = self.schedule
+        given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
+        handed_out = {
+            edge.node
+            for name, edge in self.graph.outputs.items()
+            if name in outputs and _is_whole(edge, stores, outputs[name])
+        }
+        # An input of which not all steps are needed is copied.
+        as_given = {node for node, size in given.items() if stores[node].bytes == size}
+        outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
+        most, without = _Walk(self, stores).most(schedule.trees, outside, {}, handed_out)
+        return sum(given.values()) + sum(outputs.values()) + most, most - without
+
+    def sequence(self, trees: Sequence[Tree], inside: bool) -> _Sequence:
+        """What there is to know of trees that run one after the other, ``inside`` of a loop or not."""
+        if id(trees) not in self.sequences:
+            fused = self.fused(trees, choices=self.habits.fuses_choices and not inside)
+            self.sequences[id(trees)] = _Sequence(trees, fused, self.last(trees, fused))
+        return self.sequences[id(trees)]
 
     def fused(self, trees: Sequence[Tree], choices: bool) -> set[Node]:
         """The nodes that some of the trees compute where they are read, ``choices`` from several cases among them, or
@@ -171,34 +148,14 @@ class _Walk:
             last[producer] = max(last.get(producer, -1), end)
         return {node: at for node, at in last.items() if node not in fused}
 
-    def written_over(
-        self,
-        trees: Sequence[Tree],
-        fused: Set[Node],
-        first: Mapping[Node, int],
-        last: Mapping[Node, int],
-        handed_out: Set[Node],
-    ) -> tuple[set[Node], set[Node]]:
-        """The stores that make room when they are read last, for what is written over them; and those that are in the
-        memory of outputs, which are written over them."""
-        over: set[Node] = set()
-        inside_outputs: set[Node] = set()
-        for at, tree in reversed([*enumerate(trees)]):
-            if isinstance(tree, Loop):
-                continue
-            node = tree.node
-            if node not in handed_out and (node in fused or first.get(node) != at):
-                continue
-            same, other = self.elements(tree, fused)
-            candidates = (n for n in same if n not in other and last.get(n) == at and n in first and n not in over)
-            found = next((n for n in candidates if self.stores[n].bytes == self.stores[node].bytes), None)
-            if found is not None:
-                (inside_outputs if node in handed_out or node in inside_outputs else over).add(found)
-        return over, inside_outputs
-
-    def elements(self, statement: Compute, fused: Set[Node]) -> tuple[list[Node], set[Node]]:
+    def elements(self, statement: Compute, sequence: _Sequence) -> tuple[list[Node], set[Node]]:
         """The stores of which a statement reads, for every element, the element in the same place, and those of which
         it reads others."""
+        if id(statement) not in sequence.elements:
+            sequence.elements[id(statement)] = self._elements(statement, sequence.fused)
+        return sequence.elements[id(statement)]
+
+    def _elements(self, statement: Compute, fused: Set[Node]) -> tuple[list[Node], set[Node]]:
         same: dict[Node, None] = {}
         other: set[Node] = set()
         own = statement.node
@@ -225,17 +182,101 @@ class _Walk:
             return [cases[n].value.node for n in statement.cases]
         return list(producers(statement.node, self.graph.cases))
 
-    def beside(self, statement: Compute, around: Mapping[Dim, int]) -> int:
-        """What a statement takes beside its operands and its result."""
+    def shifts(self, node: Node, item: object, loop: Loop) -> int:
+        """How many steps an index goes over, if it is shifted by a loop; otherwise none."""
+        dims = dims_of(item.symbols()) if isinstance(item, Expr) else ()
+        if len(dims) < 2 or not any(d.origin is loop.dim for d in dims) or not isinstance(item, Expr):
+            return 0
+        steps = {d: self.schedule.steps(node, d) for d in node.domain}
+        boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
+        low, high = interval(item.substitute(self.schedule.numbers), boxes)
+        return high - low + 1
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """Trees that run one after the other: what is computed where it is read, and for what is stored the last tree that
+    reads it."""
+
+    trees: Sequence[Tree]
+    fused: Set[Node]
+    last: Mapping[Node, int]
+    elements: dict[int, tuple[list[Node], set[Node]]] = field(default_factory=dict)
+
+
+class _Walk:
+    def __init__(self, lifetimes: Lifetimes, stores: Mapping[Node, Store]) -> None:
+        self.lifetimes = lifetimes
+        self.schedule = lifetimes.schedule
+        self.habits = lifetimes.habits
+        self.stores = stores
+
+    def most(
+        self, trees: Sequence[Tree], outside: Set[Node], around: Mapping[Dim, int], handed_out: Set[Node] = frozenset()
+    ) -> tuple[int, int]:
+        """What trees that run one after the other take at most, with and without a library for matrix products, apart
+        from stores that are there anyway, in loops ``around`` them that compute so many steps of dims at once."""
+        first: dict[Node, int] = {}
+        within = [(0, 0)] * len(trees)
+        sequence = self.lifetimes.sequence(trees, bool(around))
+        for at, tree in enumerate(trees):
+            if isinstance(tree, Loop):
+                inside = {c.node for c in computes(tree.body)} - outside
+                kept = {node for node in inside if self.stores[node].outlives(tree.dim)}
+                for node in kept:
+                    first.setdefault(node, 0 if self.habits.zeros_first else at)
+                found = self.most(tree.body, outside | kept, {**around, tree.dim: tree.block or 1})
+                shifted = self.shifted(tree, outside)
+                within[at] = found[0] + shifted, found[1] + shifted
+            elif tree.node not in sequence.fused:
+                if tree.node not in outside:
+                    first.setdefault(tree.node, at)
+                beside, multiplies = self.beside(tree, around)
+                within[at] = beside + (self.habits.workspace if multiplies else 0), beside
+        last = sequence.last
+        begun = {node: start for node, start in first.items() if start <= last.get(node, -1)}
+        over, inside_outputs = self.written_over(sequence, begun, handed_out)
+        change = [0] * (len(trees) + 1)
+        for node, start in begun.items():
+            if node not in inside_outputs:
+                change[start] += self.stores[node].bytes
+                change[last[node] + (node not in over)] -= self.stores[node].bytes
+        held = [*itertools.accumulate(change[:-1])]
+        totals = [(each[0] + stored, each[1] + stored) for each, stored in zip(within, held, strict=True)]
+        return max((total[0] for total in totals), default=0), max((total[1] for total in totals), default=0)
+
+    def written_over(
+        self, sequence: _Sequence, first: Mapping[Node, int], handed_out: Set[Node]
+    ) -> tuple[set[Node], set[Node]]:
+        """The stores that make room when they are read last, for what is written over them; and those that are in the
+        memory of outputs, which are written over them."""
+        over: set[Node] = set()
+        inside_outputs: set[Node] = set()
+        last = sequence.last
+        for at, tree in reversed([*enumerate(sequence.trees)]):
+            if isinstance(tree, Loop):
+                continue
+            node = tree.node
+            if node not in handed_out and (node in sequence.fused or first.get(node) != at):
+                continue
+            same, other = self.lifetimes.elements(tree, sequence)
+            candidates = (n for n in same if n not in other and last.get(n) == at and n in first and n not in over)
+            found = next((n for n in candidates if self.stores[n].bytes == self.stores[node].bytes), None)
+            if found is not None:
+                (inside_outputs if node in handed_out or node in inside_outputs else over).add(found)
+        return over, inside_outputs
+
+    def beside(self, statement: Compute, around: Mapping[Dim, int]) -> tuple[int, bool]:
+        """What a statement takes beside its operands and its result, and whether the library for matrix products may
+        take more."""
         node = statement.node
         if node.op is LINEAR_RECURRENCE:
             # Every round of a scan leaves half of what it was given. The first one is computed where it is read.
-            return self.stores[node].bytes * max(node.dtype.itemsize, 4) // (2 * node.dtype.itemsize)
+            return self.stores[node].bytes * max(node.dtype.itemsize, 4) // (2 * node.dtype.itemsize), False
         if node.op is ATTENTION:
-            return self.scores(node, around)
-        if node.op is EINSUM and _is_product(node):
-            return self.habits.workspace
-        return self.padding(statement)
+            scores = self.scores(node, around)
+            return scores, scores > 0
+        return self.padding(statement), node.op is EINSUM and _is_product(node)
 
     def scores(self, node: Node, around: Mapping[Dim, int]) -> int:
         """All scores of all queries, if they share keys or values: otherwise there is a kernel that goes over them in
@@ -250,7 +291,7 @@ class _Walk:
         queries = [size for letter, size in zip(out, node.shape, strict=True) if letter != OUT]
         sizes = [extent(size, boxes, self.schedule.numbers) for size in (*queries, seen)]
         points = [around.get(d.origin, stop - start) for d, (start, stop) in steps.items()]
-        return math.prod((*sizes, *points)) * max(node.dtype.itemsize, 4) + self.habits.workspace
+        return math.prod((*sizes, *points)) * max(node.dtype.itemsize, 4)
 
     def padding(self, statement: Compute) -> int:
         """A tensor defined by several cases is chosen from all of them, those with fewer steps padded."""
@@ -258,7 +299,7 @@ class _Walk:
         if node.op is not RECURRENT or len(statement.cases) < 2:
             return 0
         own = self.stores[node].shape
-        found = (self.stores[p].shape for p in self.operands(statement) if p in self.stores)
+        found = (self.stores[p].shape for p in self.lifetimes.operands(statement) if p in self.stores)
         partial = any(len(shape) == len(own) and math.prod(shape) < math.prod(own) for shape in found)
         return self.stores[node].bytes if partial else 0
 
@@ -273,22 +314,12 @@ class _Walk:
                 if edge.node in made or edge.node not in self.stores:
                     continue
                 for d, item in zip(edge.node.domain, edge.index, strict=True):
-                    read = self.shifts(node, item, loop)
+                    read = self.lifetimes.shifts(node, item, loop)
                     size = len(range(*self.schedule.steps(edge.node, d)))
                     if read > size:
                         more = read - size if edge.node.op is INPUT and edge.node not in outside else read
                         found[edge.node] = self.stores[edge.node].bytes // size * more
         return sum(found.values())
-
-    def shifts(self, node: Node, item: object, loop: Loop) -> int:
-        """How many steps an index goes over, if it is shifted by a loop; otherwise none."""
-        dims = dims_of(item.symbols()) if isinstance(item, Expr) else ()
-        if len(dims) < 2 or not any(d.origin is loop.dim for d in dims) or not isinstance(item, Expr):
-            return 0
-        steps = {d: self.schedule.steps(node, d) for d in node.domain}
-        boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
-        low, high = interval(item.substitute(self.schedule.numbers), boxes)
-        return high - low + 1
 
 
 def _varies(edge: Edge, dim: Dim) -> bool:

@@ -111,7 +111,7 @@ class Planner:
             plan = replace(self.wanted, blocks={**blocks, **self.wanted.blocks})
             schedule, stores = self.on_device(plan)
             hosted = {node: self.names[node] for node in host if node not in self.hosted}
-            storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted}, self.rates.memory)
+            storage = offload(self.graph, schedule, stores, {**self.hosted, **hosted})
             plan = replace(plan, host=(*plan.host, *hosted.values()))
             self.found[key] = Planned(plan, self.graph, schedule, storage)
         return self.found[key]
@@ -256,7 +256,7 @@ class Planner:
         """A plan with these blocks that fits because stores are in host memory, the largest ones and no more than must
         be there."""
         schedule, stores = self.on_device(replace(self.wanted, blocks={**blocks, **self.wanted.blocks}))
-        everything = offload(self.graph, schedule, stores, self.names, self.rates.memory)
+        everything = offload(self.graph, schedule, stores, self.names)
         movable = sorted((s for s in everything.stores.values() if s.host), key=lambda store: -store.bytes)
         nodes = [store.node for store in movable]
 

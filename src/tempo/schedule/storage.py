@@ -16,7 +16,7 @@ from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Schedule
 from tempo.schedule.nesting import Place
-from tempo.schedule.peak import Habits, peak_bytes
+from tempo.schedule.peak import Habits, Lifetimes
 from tempo.symbolic import Dim, Slice
 from tempo.symbolic.intervals import extent
 
@@ -131,6 +131,8 @@ class Storage:
     """What the device has of stores in host memory while the loops that write them run."""
     homes: Mapping[Node, tuple[Dim, int]] = field(default_factory=dict)
     """These loops, as in the places of a schedule."""
+    lifetimes: Lifetimes | None = field(default=None, repr=False)
+    """From which the peak was found."""
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
@@ -169,7 +171,8 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
         value = tuple(extent(size, boxes, schedule.numbers) for size in node.shape)
         stores[node] = Store(node, kept, value)
     outputs = {name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
-    return Storage(stores, *peak_bytes(graph, schedule, stores, outputs, habits))
+    lifetimes = Lifetimes(graph, schedule, habits)
+    return Storage(stores, *lifetimes.peak(stores, outputs), lifetimes=lifetimes)
 
 
 def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
