@@ -257,7 +257,7 @@ class _Loop:
         """One program."""
         body, number = self.body, len(self.body.carried)
         sizes = len(body.constants), len(self.streams), number, number
-        constants, matrices, initial, results, scratch = _cut(refs, sizes)
+        constants, matrices, initial, results, scratch = _split(refs, sizes)
         first = pl.program_id(0) * self.rows.each
         outside = Blocks(self.rows, first, lax.Precision.HIGHEST if interpret else THREE_PRODUCTS)
         wait = (lambda: None) if interpret else triton.debug_barrier
@@ -270,7 +270,7 @@ class _Loop:
         for var in self.kept:
             outside.values[var] = outside[var]
 
-        def own(start: Any, size: int) -> Any:
+        def in_scratch(start: Any, size: int) -> Any:
             return scratch[0].at[pl.ds(first, self.rows.each), pl.ds(start, size)]
 
         def fetch(number: Array) -> tuple[Array, ...]:
@@ -293,7 +293,7 @@ class _Loop:
                 if (stream := self.streams.get(step.output)) is None:
                     blocks.run(step)
                 else:
-                    product = stream.multiply(blocks[stream.rows], by_output[step.output], own, wait)
+                    product = stream.multiply(blocks[stream.rows], by_output[step.output], in_scratch, wait)
                     blocks.values[step.output] = Block(product, self.rows.shape(step.output))
             return tuple(blocks[body.results[n]].array for n in self.handed_on), following
 
@@ -310,7 +310,7 @@ class _Loop:
                 results[n][0] = array
 
 
-def _cut(refs: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+def _split(refs: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
     """So many, so many, ..., and the rest."""
     ends = [0, *itertools.accumulate(sizes), len(refs)]
     return [refs[start:end] for start, end in itertools.pairwise(ends)]
