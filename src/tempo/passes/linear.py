@@ -155,8 +155,8 @@ class _Search:
         here = own + own.start - theirs.start
         ranges = {d: (start, stop - 1) for d, (start, stop) in self.steps(node).items()}
         try:
-            low = interval((here - last).substitute(self.numbers), ranges)[0]
-            return low, interval((here - first).substitute(self.numbers), ranges)[1]
+            low = interval(here - last, ranges, self.numbers)[0]
+            return low, interval(here - first, ranges, self.numbers)[1]
         except IndexExpressionError:
             return None
 

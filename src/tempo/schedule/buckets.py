@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tempo.graph.node import Case, Node, Shape, shape_symbols
-from tempo.symbolic import Dim, as_expr
+from tempo.symbolic import Dim
 from tempo.symbolic.intervals import interval
 
 # What XLA takes to compile one node of a loop's body: 5 to 9 s for the 360 nodes of a decoder with 12 layers.
@@ -118,7 +118,7 @@ class Sizes:
         result = []
         for array, times in self.found.items():
             spans = {**dict(array.spans), array.dim: (start - array.offset, stop - 1 - array.offset)}
-            sizes = (interval(as_expr(size).substitute(self.numbers), spans)[1] for size in array.shape)
+            sizes = (interval(size, spans, self.numbers)[1] for size in array.shape)
             result.append(times * math.prod(max(size, 0) for size in sizes))
         return result
 

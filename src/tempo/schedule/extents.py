@@ -9,7 +9,7 @@ from typing import Any
 
 from tempo.graph.node import Node
 from tempo.schedule.dependences import Shifts
-from tempo.symbolic import Dim, as_expr
+from tempo.symbolic import Dim
 from tempo.symbolic.intervals import interval
 
 
@@ -49,7 +49,7 @@ class Extents:
         if key not in self.known_bytes:
             steps = math.prod(max(last - first + 1, 0) for d, (first, last) in spans.items() if d.origin not in around)
             ranges = {**self.limits, **spans}
-            sizes = (interval(as_expr(s).substitute(self.numbers), ranges)[1] for s in node.shape)
+            sizes = (interval(s, ranges, self.numbers)[1] for s in node.shape)
             self.known_bytes[key] = steps * math.prod(sizes) * node.dtype.itemsize
         return self.known_bytes[key]
 

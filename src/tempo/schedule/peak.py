@@ -189,7 +189,7 @@ class Lifetimes:
             return 0
         steps = {d: self.schedule.steps(node, d) for d in node.domain}
         boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
-        low, high = interval(item.substitute(self.schedule.numbers), boxes)
+        low, high = interval(item, boxes, self.schedule.numbers)
         return high - low + 1
 
 

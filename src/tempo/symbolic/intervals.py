@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tempo.errors import IndexExpressionError
@@ -60,9 +61,25 @@ def extremes(expr: ExprLike, ranges: Ranges) -> tuple[Expr, Expr]:
     return low, high
 
 
-def interval(expr: ExprLike, numeric_ranges: Mapping[Any, tuple[int, int]]) -> tuple[int, int]:
-    """``extremes`` as numbers; every symbol of ``expr`` must have a range."""
+def interval(
+    expr: ExprLike, numeric_ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int] = MappingProxyType({})
+) -> tuple[int, int]:
+    """``extremes`` as numbers; every symbol of ``expr`` must have a number or a range."""
     expr = as_expr(expr)
+    low = high = expr.constant
+    for atom, c in expr.terms:
+        # Nearly all index expressions are affine: no expressions are needed to find their ends.
+        if atom in numbers:
+            first = last = numbers[atom]
+        elif atom in numeric_ranges:
+            first, last = numeric_ranges[atom]
+        else:
+            return _interval(expr.substitute(numbers), numeric_ranges)
+        low, high = (low + c * first, high + c * last) if c > 0 else (low + c * last, high + c * first)
+    return low, high
+
+
+def _interval(expr: Expr, numeric_ranges: Mapping[Any, tuple[int, int]]) -> tuple[int, int]:
     missing = sorted(s.name for s in expr.symbols() if s not in numeric_ranges)
     if missing:
         raise ValueError(f"no range is given for {', '.join(missing)} in {expr}")
@@ -74,23 +91,26 @@ def extent(size: int | Expr, ranges: Mapping[Any, tuple[int, int]], numbers: Map
     """The most that a size can be."""
     if isinstance(size, int):
         return size
-    return interval(as_expr(size).substitute(numbers), ranges)[1]
+    return interval(size, ranges, numbers)[1]
 
 
 def decide(condition: Condition, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
     """Whether a condition holds at all points of a box, at none, or (None) that is not seen."""
     match condition:
-        case And():
-            parts = [decide(p, ranges, numbers) for p in condition.parts]
-            return False if False in parts else None if None in parts else True
-        case Or():
-            parts = [decide(p, ranges, numbers) for p in condition.parts]
-            return True if True in parts else None if None in parts else False
+        case And() | Or():
+            decisive = isinstance(condition, Or)
+            known = True
+            for part in condition.parts:
+                truth = decide(part, ranges, numbers)
+                if truth is decisive:
+                    return decisive
+                known = known and truth is not None
+            return not decisive if known else None
         case Not():
             truth = decide(condition.condition, ranges, numbers)
             return None if truth is None else not truth
         case AtLeastZero() | EqualsZero():
-            low, high = interval(condition.expr.substitute(numbers), ranges)
+            low, high = interval(condition.expr, ranges, numbers)
             if isinstance(condition, AtLeastZero):
                 return True if low >= 0 else False if high < 0 else None
             return True if low == high == 0 else False if low > 0 or high < 0 else None

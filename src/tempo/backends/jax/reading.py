@@ -211,7 +211,7 @@ class _Reader:
         kept = self.store.dims[d]
         self.axes[axis] = ("slice", number)
         if isinstance(kept, Window):
-            low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
+            low, high = interval(item.start, self.block.spans(), self.block.bounds.numbers)
             if self.as_stored:
                 return
             if low == high and low % kept.size + length <= kept.size:
@@ -236,11 +236,11 @@ class _Reader:
         """Whether the slice, padded to its greatest length, never reaches past the store."""
         if not isinstance(kept.start, int):  # a slice that has all that is needed, which is all of a static length
             return length <= size and item.length.substitute(self.block.bounds.numbers).is_constant
-        low, high = interval(item.start.substitute(self.block.bounds.numbers), self.block.spans())
+        low, high = interval(item.start, self.block.spans(), self.block.bounds.numbers)
         return bool(low >= kept.start and high - kept.start + length <= size)
 
     def extent(self, item: Slice) -> int:
-        return max(interval(item.length.substitute(self.block.bounds.numbers), self.block.spans())[1], 0)
+        return max(interval(item.length, self.block.spans(), self.block.bounds.numbers)[1], 0)
 
     def align(self, d: Dim, item: Expr) -> bool:
         """A dim of the block read at a distance that is the same for all its steps (or backwards from one step): a view
@@ -269,7 +269,7 @@ class _Reader:
         length, kept = self.block.ranges[v].length, self.store.dims[d]
         assert isinstance(kept, Steps)
         if isinstance(kept.start, int):
-            low, high = interval(item.substitute(self.block.bounds.numbers), self.block.spans())
+            low, high = interval(item, self.block.spans(), self.block.bounds.numbers)
             return low - kept.start, high - kept.start - length + 1
         # A slice has what is read at a fixed distance from the steps that it is for.
         is_within = kept.size >= length and d.origin is v.origin and dict(item.terms)[v] == 1
