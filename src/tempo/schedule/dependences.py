@@ -64,6 +64,20 @@ class Dependence:
         return steps_back(self.read, own, theirs, self.numbers)
 
 
+class Among:
+    """Finds the dependences of which both ends are among some nodes, in their order."""
+
+    def __init__(self, dependences: Sequence[Dependence]) -> None:
+        self.reads: dict[Node, list[tuple[int, Dependence]]] = {}
+        for at, d in enumerate(dependences):
+            self.reads.setdefault(d.consumer, []).append((at, d))
+
+    def __call__(self, nodes: Sequence[Node]) -> list[Dependence]:
+        members = set(nodes)
+        found = [(at, d) for node in nodes for at, d in self.reads.get(node, ()) if d.producer in members]
+        return [d for _, d in sorted(found, key=lambda pair: pair[0])]
+
+
 def delays(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> dict[Node, int] | None:
     """By how many steps to delay the nodes of a circle so that no read of it looks ahead, if that can be done.
 

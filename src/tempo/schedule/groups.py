@@ -80,10 +80,13 @@ def follow_readers(
     units: Sequence[Group], groups: Sequence[Group], place: dict[Node, int], dependences: Sequence[Dependence]
 ) -> None:
     """Move what was sunk into a loop to where its readers went, which may be later than it could be."""
+    readers: dict[Node, list[Node]] = {}
+    for d in dependences:
+        readers.setdefault(d.producer, []).append(d.consumer)
     for unit in reversed(units):
         if unit.sunk:
             (node,) = unit.nodes
-            at = min((place[d.consumer] for d in dependences if d.producer is node), default=place[node])
+            at = min((place[reader] for reader in readers.get(node, ())), default=place[node])
             if at != place[node] and same_kind(groups[at], unit):
                 groups[place[node]].nodes.remove(node)
                 groups[at].nodes.insert(0, node)

@@ -13,7 +13,7 @@ from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, dependents, reachable
 from tempo.schedule.buckets import Buckets
-from tempo.schedule.dependences import Dependence, allowed, delays, stays
+from tempo.schedule.dependences import Among, Dependence, allowed, delays, stays
 from tempo.schedule.extents import Extents, dim_of
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join
@@ -85,8 +85,9 @@ class Nesting:
         tiles: Mapping[Dim, int] = MappingProxyType({}),
     ) -> list[Tree]:
         """The trees that compute some nodes, inside the loops ``outer``, for blocks of the dims in ``tiles``."""
-        inside = set(nodes)
-        dependences = [d for d in dependences if d.consumer in inside and d.producer in inside]
+        members = set(nodes)
+        dependences = [d for d in dependences if d.consumer in members and d.producer in members]
+        among = Among(dependences)
         following: dict[Node, list[Node]] = {node: [] for node in nodes}
         for d in dependences:
             following[d.consumer].append(d.producer)
@@ -100,8 +101,9 @@ class Nesting:
             ordered = sorted(component, key=lambda n: n.number)
             ahead = next((calls[n] for n in ordered if calls.get(n)), [])
             if len(component) > 1 or ahead or any(n in following[n] for n in component):
-                units.append(self.carried(ordered, dependences, ahead))
-                self.explain(units[-1], dependences)
+                inside = among(ordered)
+                units.append(self.carried(ordered, inside, ahead))
+                self.explain(units[-1], inside)
             else:
                 units.append(Group(None, False, ordered))
         groups = self.tiled(units, dependences, outer)
@@ -110,7 +112,7 @@ class Nesting:
             self.unroll(units, outer)
             groups = join(units, dependences)
         else:
-            groups = [part for group in groups for part in self.unrolled_parts(group, dependences, outer)]
+            groups = [part for group in groups for part in self.unrolled_parts(group, among(group.nodes), outer)]
         trees: list[Tree] = []
         for group in groups:
             if group.tangled:
@@ -122,11 +124,11 @@ class Nesting:
                     self.places.setdefault(node, set()).add(outer)
                     trees.append(self.compute(node, {}, self.folds_in(node, outer)))
             elif group.block:
-                trees.extend(self.block_loop(group, group.family, dependences, outer))
+                trees.extend(self.block_loop(group, group.family, among(group.nodes), outer))
             elif group.family in tiles:
-                trees.append(self.inner_loop(group, group.family, dependences, outer, tiles))
+                trees.append(self.inner_loop(group, group.family, among(group.nodes), outer, tiles))
             else:
-                trees.extend(self.loop_or_points(group, group.family, dependences, outer))
+                trees.extend(self.loop_or_points(group, group.family, among(group.nodes), outer))
         return trees
 
     def sink(
@@ -204,16 +206,14 @@ class Nesting:
             return [group]
         units = [Group(None, False, [node]) for node in group.nodes]
         self.unroll(units, outer)
-        inside = set(group.nodes)
-        return join(units, [d for d in dependences if d.consumer in inside and d.producer in inside])
+        return join(units, dependences)
 
     def explain(self, circle: Group, dependences: Sequence[Dependence]) -> None:
-        """Note why a circle needs its loop: one of the reads that the loop carries."""
+        """Note why a circle needs its loop: one of the reads within it that the loop carries."""
         family = circle.family
         if family is None:
             return
-        inside = [d for d in dependences if d.consumer in circle.nodes and d.producer in circle.nodes]
-        carried = [d for d in inside if not stays(d.distance(family), circle.backwards)]
+        carried = [d for d in dependences if not stays(d.distance(family), circle.backwards)]
         # Users know the names that they gave.
         carried.sort(key=lambda d: (not d.producer.name, not d.consumer.name))
         reads = (
@@ -227,10 +227,9 @@ class Nesting:
         looped = {family for family, _ in outer if family not in tiles}
         return [d.origin for d in call.attributes["sequence"] if d.origin not in looped]
 
-    def carried(self, circle: Sequence[Node], dependences: Sequence[Dependence], ahead: Sequence[Dim]) -> Group:
-        """The loop that a circle of nodes needs; if it has a host call, one over the dims ``ahead`` in any case."""
-        members = set(circle)
-        inside = [d for d in dependences if d.consumer in members and d.producer in members]
+    def carried(self, circle: Sequence[Node], inside: Sequence[Dependence], ahead: Sequence[Dim]) -> Group:
+        """The loop that a circle of nodes needs because of the reads within it; if it has a host call, one over the
+        dims ``ahead`` in any case."""
         shared = set.intersection(*({d.origin for d in node.domain} for node in circle))
         # A call is made for its whole batch.
         shared -= {d.origin for node in circle if node.op is HOST for d in node.attributes["batch"]}
@@ -298,13 +297,12 @@ class Nesting:
         """The loop of a group; if no order of steps is found for what is inside it, all its points without loops."""
         if outer:
             return self.loop(group, family, dependences, outer)
-        spans, shifts = {node: dict(found) for node, found in self.extents.spans.items()}, dict(self.extents.shifts)
+        spans = {node: dict(self.extents.spans[node]) for node in group.nodes}
         with contextlib.suppress(TangledError):
             return self.loop(group, family, dependences, outer)
         self.extents.spans.update(spans)
-        self.extents.shifts.clear()
-        # Without a loop nothing is late.
-        self.extents.shifts.update({key: shift for key, shift in shifts.items() if key[0] not in group.nodes})
+        for key in [key for key in self.extents.shifts if key[0] in spans]:
+            del self.extents.shifts[key]  # without a loop nothing is late
         for node in group.nodes:
             self.places.pop(node, None)
         return self.point_by_point(group.nodes)
@@ -428,13 +426,10 @@ class Nesting:
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""
-        members = set(group.nodes)
         return [
             d
             for d in dependences
-            if d.consumer in members
-            and d.producer in members
-            and (family in self.folds.get(d.consumer, {}) or stays(d.distance(family), group.backwards))
+            if family in self.folds.get(d.consumer, {}) or stays(d.distance(family), group.backwards)
         ]
 
     def folds_in(self, node: Node, outer: Place) -> tuple[Fold, ...]:
