@@ -4,8 +4,17 @@ from hypothesis import strategies as st
 
 from tempo.errors import IndexExpressionError
 from tempo.symbolic import Bound, Dim, Expr, ExprLike, Symbol, maximum, minimum
-from tempo.symbolic.intervals import extremes, interval
-from tests.symbolic.strategies import Meant, affine, any_expression, points, quasi_affine
+from tempo.symbolic.intervals import decide, extremes, interval
+from tests.symbolic.strategies import (
+    Meant,
+    MeantCondition,
+    Point,
+    affine,
+    any_expression,
+    conditions,
+    points,
+    quasi_affine,
+)
 from tests.symbolic.strategies import t as small_t
 from tests.symbolic.strategies import u as small_u
 
@@ -97,6 +106,8 @@ def test_interval_needs_every_range() -> None:
     assert interval(3, {}) == (3, 3)
     with pytest.raises(ValueError, match=r"^no range is given for T, b in T \+ b - t$"):
         interval(T - t + b, {t: (0, 4)})
+    with pytest.raises(ValueError, match=r"^no range is given for b in b - t \+ 9$"):
+        interval(T - t + b, {t: (0, 4)}, {T: 9})
 
 
 # -- properties -----------------------------------------------------------------------------------
@@ -106,9 +117,17 @@ numeric_ranges = st.fixed_dictionaries({small_t: range_ends, small_u: range_ends
 Numeric = dict[Symbol, tuple[int, int]]
 
 
-def values(meant: Meant, ranges: Numeric) -> list[int]:
+def inside(ranges: Numeric) -> list[Point]:
     (t_low, t_high), (u_low, u_high) = ranges[small_t], ranges[small_u]
-    return [meant.meaning({small_t: i, small_u: j}) for i in range(t_low, t_high + 1) for j in range(u_low, u_high + 1)]
+    return [{small_t: i, small_u: j} for i in range(t_low, t_high + 1) for j in range(u_low, u_high + 1)]
+
+
+def values(meant: Meant, ranges: Numeric) -> list[int]:
+    return [meant.meaning(point) for point in inside(ranges)]
+
+
+def truths(meant: MeantCondition, ranges: Numeric) -> list[bool]:
+    return [meant.meaning(point) for point in inside(ranges)]
 
 
 @given(any_expression, numeric_ranges)
@@ -123,6 +142,21 @@ def test_sound(meant: Meant, ranges: Numeric) -> None:
 def test_exact_for_affine_expressions(meant: Meant, ranges: Numeric) -> None:
     found = values(meant, ranges)
     assert interval(meant.built, ranges) == (min(found), max(found))
+
+
+@given(any_expression, numeric_ranges, st.integers(-6, 6))
+def test_a_number_is_a_range_of_one(meant: Meant, ranges: Numeric, number: int) -> None:
+    expected = interval(meant.built.substitute({small_u: number}), ranges)
+    assert interval(meant.built, ranges, {small_u: number}) == expected
+
+
+@given(conditions(affine()), numeric_ranges)
+def test_what_is_decided_holds_at_every_point(meant: MeantCondition, ranges: Numeric) -> None:
+    truth = decide(meant.built, ranges, {})
+    if truth is not None:
+        assert set(truths(meant, ranges)) == {truth}
+    one = {symbol: (low, low) for symbol, (low, _) in ranges.items()}
+    assert [decide(meant.built, one, {})] == truths(meant, one)
 
 
 @given(quasi_affine)

@@ -74,7 +74,7 @@ class Among:
 
     def __call__(self, nodes: Sequence[Node]) -> list[Dependence]:
         members = set(nodes)
-        found = [(at, d) for node in nodes for at, d in self.reads.get(node, ()) if d.producer in members]
+        found = [(at, d) for node in members for at, d in self.reads.get(node, ()) if d.producer in members]
         return [d for _, d in sorted(found, key=lambda pair: pair[0])]
 
 
