@@ -87,6 +87,8 @@ def _loops(body: Body) -> list[_Loop]:
     found, reasons = [], []
     for streaming in (False, True):
         loop = _Loop(body, count, axes, streaming)
+        if streaming and not loop.streams:  # the same again
+            continue
         try:
             loop.check()
         except NotRowsError as reason:
