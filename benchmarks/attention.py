@@ -46,6 +46,7 @@ class Sizes:
 
 CASES = {
     "small batch": Sizes(4, 4096, 8, 3, 128, "bfloat16"),
+    "medium batch": Sizes(16, 2048, 8, 3, 128, "bfloat16"),
     "large batch": Sizes(64, 2048, 8, 3, 128, "bfloat16"),
     "single precision": Sizes(64, 1024, 12, 1, 64, "float32"),
 }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tempo.backends.jax.compiling import LIBRARY_ONLY, is_tall, options, products
+from tempo.backends.jax.compiling import LIBRARY_ONLY, is_for_matrix_units, is_tall, options, prepared, products
 
 CUDA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"))
 CPU = SimpleNamespace(platform="cpu", client=SimpleNamespace(platform_version="cpu"))
@@ -54,3 +56,27 @@ def test_the_library_computes_tall_products_alone() -> None:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((20_000, 48), (48, 48))]
     both = jax.jit(lambda x, w: (x @ w, w @ w)).lower(*shapes)
     assert options(both, CUDA) is None
+
+
+def test_matrix_units_make_products_in_single_precision() -> None:
+    """Those of a batch with weights; not of one row, of tall or of many matrices, nor where less is asked for."""
+    assert is_for_matrix_units((64, 768, 3072))
+    assert is_for_matrix_units((50_257, 64, 2048))
+    assert not is_for_matrix_units((1, 768, 3072))
+    assert not is_for_matrix_units((2048, 2048, 2048))
+    assert not is_for_matrix_units((64, 64, 128_000))
+    assert not is_for_matrix_units((128_000, 64, 48))
+
+    def function(x: jax.Array, w: jax.Array, many: jax.Array, half: jax.Array) -> Any:
+        exact = partial(jnp.matmul, precision="highest")
+        loop = jax.lax.fori_loop(0, 3, lambda _, x: exact(x, w), x)
+        return loop, exact(x[:1], w), exact(many, many), jnp.matmul(x, w), exact(half, half)
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 64), (3, 64, 64))]
+    lowered = jax.jit(function).lower(*arrays, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+    before = lowered.as_text()
+    assert prepared(lowered, CPU) is None and lowered.as_text() == before
+    assert prepared(lowered, CUDA) is None
+    (line,) = [line for line in lowered.as_text().splitlines() if "num_primitive_operations = 3" in line]
+    assert "tensor<64x64xf32>" in line and "HIGHEST" not in line
+    assert lowered.compiler_ir("stablehlo").operation.verify()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax import stages
 from tempo.backends.jax.building import Building
-from tempo.backends.jax.stages import FIRST
 from tempo.errors import ProgramError
 from tempo.runtime.executable import Executable
 from tempo.schedule.buckets import GPU_SPEED, Buckets
@@ -271,7 +271,7 @@ def test_a_piece_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def broken(self: Building) -> Iterator[Any]:
         for n, program in enumerate(lowered(self)):
-            if n == FIRST:
+            if n == stages.FIRST:
                 raise MemoryError("no room for it")
             yield program
 
@@ -455,15 +455,33 @@ def test_pieces_behind_a_stop_are_not_run() -> None:
         prog.stop(t, when=(tp.index_value(t) >= prog.input("last", dtype="int32")) | (x > 2))
         prog.output("x", x)
     run = prog.compile({T: 64}, plan=Plan(buckets={"t": [16, 32, 48]}))
-    stages = run._whole.compiled
-    behind = [n for n, stage in enumerate(stages.recipe.stages) if stage.end is not None and stage.end.start >= 32]
+    compiled = run._whole.compiled
+    behind = [n for n, stage in enumerate(compiled.recipe.stages) if stage.end is not None and stage.end.start >= 32]
     assert len(behind) >= 2
     expected = prog.evaluate({T: 64}, last=60).x
     np.testing.assert_allclose(run(last=60).x, expected, rtol=1e-4)
     for n in behind:
-        stages.programs[stages.programs.index(stages.staged[n])] = None  # nobody asks for it
+        compiled.programs[compiled.programs.index(compiled.staged[n])] = None  # nobody asks for it
     for last in (3, 15, 16, 30):
         np.testing.assert_allclose(run(last=last).x, expected[: last + 1], rtol=1e-4)
+
+
+def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that both are compiled at the same time."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        a = prog.input("a", domain=t)
+        b = tp.tanh(a + 1)
+        x = prog.recurrent("x", domain=t)
+        x[0] = b[T - 1]
+        x[t] = tp.cos(x[t - 1]) + tp.sin(b)
+        prog.output("x", x)
+    given = {"a": normal(6)}
+    assert "1 program," in prog.compile({T: 6}).explain()
+    monkeypatch.setattr(stages, "LARGE", 2)
+    run = prog.compile({T: 6})
+    assert "2 programs," in run.explain()
+    np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 
 def test_inputs_of_a_loop_that_is_cut_are_not_copied() -> None:

@@ -23,11 +23,14 @@ from tempo.backends.jax.padded import outline
 
 Array = Any
 
-# What was fastest of a dozen combinations on an H200, in half precision and in single precision.
-PROGRAMS = {True: 1024, False: 2048}
+# What was fastest of some dozen combinations on an H200, in half precision and in single precision.
+PROGRAMS = {True: 256, False: 1536}
 """So many programs keep all multiprocessors busy."""
 WARPS = {True: 4, False: 1}
-STAGES = {True: 2, False: 3}
+HALF_TILES = 1024
+"""So many tiles in half precision are on their way from memory at once, of all programs together."""
+STAGES = 3
+"""So many tiles in single precision, of one program."""
 LEAST_ROWS = 16
 """Matrix units multiply no fewer rows at once."""
 HALF_TILE = 64
@@ -61,7 +64,7 @@ def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array |
     hold none of the steps.
     """
     seen = jnp.ones(layout.steps(keys[None])) if seen is None else seen
-    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen.astype(jnp.int8)))
+    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen.astype(jnp.int32)))
     return _batched(layout)(*one)[0]
 
 
@@ -120,7 +123,8 @@ def kernel(
     half = q.dtype.itemsize < 4
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
     tile = HALF_TILE if half else max(16, TILE // (rows * max(size, out)))
-    parts = max(1, min(PROGRAMS[half] // (batch * heads), pl.cdiv(steps, 2 * tile)))
+    parts = min(pl.cdiv(PROGRAMS[half], batch * heads), pl.cdiv(steps, 2 * tile))
+    stages = min(max(HALF_TILES // (batch * heads * parts), 2), 4) if half else STAGES
 
     def cache(inside: bool, size: int) -> pl.BlockSpec:
         if inside:
@@ -133,10 +137,11 @@ def kernel(
     def of_part(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, None, *shape), lambda b, h, n: (b, h, n, *(0 for _ in shape)))
 
-    shapes = [(queries, out), (queries,), (queries,)]
+    shapes = [(queries, out), (queries,), (queries,)][: 3 if parts > 1 else 1]
+    dtype = jnp.float32 if parts > 1 else values.dtype
     found = pl.pallas_call(
         functools.partial(_part, layout=layout, rows=rows, tile=tile, parts=parts, half=half),
-        out_shape=[outline((batch, heads, parts, *shape), jnp.float32) for shape in shapes],
+        out_shape=[outline((batch, heads, parts, *shape), dtype) for shape in shapes],
         grid=(batch, heads, parts),
         in_specs=[
             pl.BlockSpec((1,), lambda b, h, n: (b,)),
@@ -146,10 +151,12 @@ def kernel(
             pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
         ],
         out_specs=[of_part(*shape) for shape in shapes],
-        compiler_params=triton.CompilerParams(num_warps=WARPS[half], num_stages=STAGES[half]),
+        compiler_params=triton.CompilerParams(num_warps=WARPS[half], num_stages=stages),
         interpret=interpret,
         name="attention",
     )(length, q, keys, values, seen)
+    if parts == 1:
+        return found[0][:, :, 0]
     return pl.pallas_call(
         _together,
         out_shape=outline((batch, heads, queries, out), values.dtype),
@@ -168,25 +175,22 @@ def _part(
     keys: Any,
     values: Any,
     seen: Any,
-    sums: Any,
-    greatest: Any,
-    total: Any,
-    *,
+    *found: Any,
     layout: Layout,
     rows: int,
     tile: int,
     parts: int,
     half: bool,
 ) -> None:
-    """One program: a part of the steps of one head, as a sum of values, the sum of their weights, and the score by
-    which both are to be scaled."""
+    """One program: a part of the steps of one head, as a sum of values, the score by which it is to be scaled, and the
+    sum of their weights; or their average, if it is all of the steps."""
     count = length[0]
     share = _divided(count, parts * tile) * tile
     first = pl.program_id(2) * share
     last = jnp.minimum(first + share, count)
     all_rows, used = pl.ds(0, rows), jnp.arange(rows, dtype=jnp.int32) < q.shape[0]
     queries = triton.load(q.at[all_rows, :], mask=used[:, None], other=0.0)
-    out = sums.shape[1]
+    out = values.shape[1]
 
     def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         so_far, top, weight = carry
@@ -207,10 +211,12 @@ def _part(
 
     start = jnp.zeros((rows, out), jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
     tiles = _divided(jnp.maximum(last - first, 0), tile)
-    found = lax.fori_loop(0, tiles, body, start)
-    triton.store(sums.at[all_rows, :], found[0], mask=used[:, None])
-    triton.store(greatest.at[all_rows], found[1], mask=used)
-    triton.store(total.at[all_rows], found[2], mask=used)
+    sums, greatest, total = lax.fori_loop(0, tiles, body, start)
+    if parts == 1:
+        sums = _average(sums, total[:, None])
+    triton.store(found[0].at[all_rows, :], sums.astype(found[0].dtype), mask=used[:, None])
+    for ref, array in zip(found[1:], (greatest, total), strict=False):
+        triton.store(ref.at[all_rows], array, mask=used)
 
 
 def _together(sums: Any, greatest: Any, total: Any, result: Any) -> None:
@@ -223,8 +229,12 @@ def _together(sums: Any, greatest: Any, total: Any, result: Any) -> None:
     factors = jnp.exp(top - jnp.max(top))
     weight = jnp.sum(factors * triton.load(total.at[all_parts, query], mask=used, other=0.0))
     whole = jnp.sum(factors[:, None] * triton.load(sums.at[all_parts, query, :], mask=used[:, None], other=0.0), 0)
-    average = whole / jnp.where(weight > 0, weight, 1.0)  # that of no steps is 0
-    result[query, :] = average.astype(result.dtype)
+    result[query, :] = _average(whole, weight).astype(result.dtype)
+
+
+def _average(sums: Array, weight: Array) -> Array:
+    """That of no steps is 0."""
+    return sums / jnp.where(weight > 0, weight, 1.0)
 
 
 def _divided(number: Array, by: int) -> Array:

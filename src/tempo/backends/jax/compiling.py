@@ -3,6 +3,10 @@
 On a GPU, XLA makes some thirty Triton kernels for every matrix product, to run the fastest of them or the library's
 instead. That takes most of its time. For small products in loops it is worth that: biases and activations become part
 of a product. For tall ones, such as those of a batch of all steps, the library is as fast.
+
+A GPU's matrix units know numbers of fewer bits than single precision has. But such a number is the sum of two that they
+know, and three of the four products of these parts are as exact as the library's products without matrix units. A
+Triton kernel makes them of what it has read once; where a GPU has time for that, it is faster.
 """
 
 from __future__ import annotations
@@ -12,9 +16,22 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
 # A product is tall if one side is at least this long, and no other longer than that.
 TALL = 2**14
 NARROW = 2**10
+
+# Products in which three of matrix units are faster: with as many rows and columns as these units want, not more on
+# both sides than Triton is good at (the library's three products are less exact), and sums that one program makes.
+LEAST_SIDE, MOST_SIDE = 16, 512
+LONGEST_SUM = 2**12
+THREE_PRODUCTS = (
+    "#stablehlo.dot_algorithm<lhs_precision_type = tf32, rhs_precision_type = tf32, accumulation_type = f32, "
+    "lhs_component_count = 1, rhs_component_count = 1, num_primitive_operations = 3, "
+    "allow_imprecise_accumulation = false>"
+)
 
 LIBRARY_ONLY = {"xla_gpu_enable_triton_gemm": False}
 
@@ -27,7 +44,15 @@ _PRODUCT = re.compile(
 
 def compile_lowered(lowered: Any, device: Any) -> Any:
     """The XLA program of something lowered for a device."""
-    return lowered.compile(compiler_options=options(lowered, device))
+    return lowered.compile(compiler_options=prepared(lowered, device))
+
+
+def prepared(lowered: Any, device: Any) -> dict[str, Any] | None:
+    """The options for something lowered for a device, in which it is noted what matrix units are used for."""
+    found = options(lowered, device)
+    if found is None and is_cuda(device):
+        use_matrix_units(lowered.compiler_ir("stablehlo"))
+    return found
 
 
 def options(lowered: Any, device: Any) -> dict[str, Any] | None:
@@ -54,6 +79,45 @@ def products(text: str) -> Iterator[tuple[int, int, int]]:
 def is_tall(sides: tuple[int, int, int]) -> bool:
     *others, longest = sorted(sides)
     return longest >= TALL and max(others) <= NARROW
+
+
+def is_for_matrix_units(sides: tuple[int, int, int]) -> bool:
+    """Whether three products of matrix units take less time than one in single precision."""
+    *_, summed = sides
+    least = min(sides[:2])
+    return LEAST_SIDE <= least <= MOST_SIDE and LEAST_SIDE <= summed <= LONGEST_SUM and not is_tall(sides)
+
+
+def use_matrix_units(module: Any) -> None:
+    """Note in a StableHLO program which of its products in single precision are made by matrix units."""
+    with module.context:
+        way = ir.Attribute.parse(THREE_PRODUCTS)
+        precision = ir.Attribute.parse("[#stablehlo<precision DEFAULT>, #stablehlo<precision DEFAULT>]")
+        exact = ir.Attribute.parse("[#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]")
+
+        def visit(found: Any) -> Any:
+            operation = found.operation
+            if operation.name == "stablehlo.dot_general" and operation.attributes["precision_config"] == exact:
+                sides = _sides(operation)
+                if sides is not None and is_for_matrix_units(sides):
+                    operation.attributes["algorithm"] = way
+                    operation.attributes["precision_config"] = precision
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(visit)
+
+
+def _sides(product: Any) -> tuple[int, int, int] | None:
+    """The rows, columns and what is summed over of a product, if it is one of two matrices in single precision."""
+    left, right = (ir.RankedTensorType(operand.type) for operand in product.operands)
+    if not all(isinstance(side.element_type, ir.F32Type) for side in (left, right)):
+        return None
+    axes = stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
+    if axes.lhs_batching_dimensions:
+        return None
+    summed = math.prod(left.shape[n] for n in axes.lhs_contracting_dimensions)
+    each = max(summed, 1)
+    return math.prod(left.shape) // each, math.prod(right.shape) // each, summed
 
 
 def _numbers(text: str, separator: str) -> list[int]:

@@ -30,7 +30,7 @@ from jax._src.config import persistent_cache_min_compile_time_secs
 from jax.experimental import serialize_executable
 
 import tempo
-from tempo.backends.jax.compiling import options
+from tempo.backends.jax.compiling import prepared
 from tempo.graph.fingerprint import digest
 from tempo.source import IMPORTED_AT
 
@@ -85,7 +85,7 @@ class Library:
         """An XLA program, lowered from a ``traceable``: the one that is kept, or a new one, for which ``keep`` may be
         called."""
         trees = str(lowered.in_tree), str(lowered.out_tree)
-        wanted = options(lowered, self.device)
+        wanted = prepared(lowered, self.device)
         name = digest(["XLA", self.surroundings, *trees, lowered.as_text(), repr(wanted)])
         content = self.get(name)
         start = time.perf_counter()

@@ -6,6 +6,7 @@ disk beside the programs and followed without the graph that it was made for.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from tempo.backends.jax.padded import outline
 from tempo.backends.jax.prepared import grown, zeros
 from tempo.backends.jax.worker import given
-from tempo.schedule.looptree import Loop, Tree
+from tempo.schedule.looptree import Loop, Tree, computes
 from tempo.schedule.script import Part
 
 Array = Any
@@ -22,20 +23,37 @@ Key = int
 Arrays = dict[Key, Any]
 """What there is of stores, and how many steps dims make that stop on data, by the numbers of a recipe."""
 
+LARGE = 512
+"""So many statements take XLA seconds. Before a loop of as many, they are a program of their own, and both are compiled
+at the same time."""
 FIRST = 2
 """So many stages are compiled before the others: mostly a prompt, and the first piece of the loop behind it."""
 
 
 def stages(trees: Sequence[Tree]) -> list[Part]:
-    """The trees in parts: every piece of a loop that lets stores grow on its own, with what comes before it."""
+    """The trees in parts: every piece of a loop that lets stores grow on its own, with what comes before it, if that
+    is not large."""
     parts: list[Part] = []
     together: list[Tree] = []
+
+    def close() -> None:
+        if together:
+            parts.append(Part(tuple(together), ()))
+            together.clear()
+
     for tree in trees:
+        if isinstance(tree, Loop) and not tree.block and is_large([tree]) and is_large(together):
+            close()
         together.append(tree)
         if isinstance(tree, Loop) and tree.grows and len(tree.steps) > 1:
-            parts.append(Part(tuple(together), ()))
-            together = []
-    return [*parts, Part(tuple(together), ())] if together else parts
+            close()
+    close()
+    return parts
+
+
+def is_large(trees: Sequence[Tree]) -> bool:
+    """Whether it takes seconds to compile them."""
+    return next(itertools.islice(computes(trees), LARGE - 1, None), None) is not None
 
 
 @dataclass(frozen=True)
