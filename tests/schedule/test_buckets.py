@@ -484,6 +484,14 @@ def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pyt
     np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 
+def test_a_program_gives_what_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that it computes, although the loop behind it computes other steps of the same tensors."""
+    monkeypatch.setattr(stages, "LARGE", 2)
+    run = cut(attention(12), 4, 8)
+    first, *_ = run._whole.compiled.recipe.stages
+    assert set(first.writes) <= first.later
+
+
 def test_inputs_of_a_loop_that_is_cut_are_not_copied() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")

@@ -9,9 +9,10 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from tempo.backends.jax.library import traceable
 from tempo.backends.jax.padded import outline
 from tempo.backends.jax.prepared import prepare_growth
 from tempo.backends.jax.stages import FIRST, Arrays, End, Key, Recipe, Stage, Stages, Taken
-from tempo.backends.jax.worker import CompiledPart, Parts
+from tempo.backends.jax.worker import CompiledPart, Parts, homes
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 
@@ -46,9 +47,15 @@ class Building:
         self.inputs = inputs
         self.settings = settings
         self.compiler = compiler
-        self.parts = [parts.compile(item) for item in items]
+        computed = homes(items)
+        self.parts = [parts.compile(item, computed) for item in items]
         graph, schedule = parts.graph, parts.lowering.schedule
         results = dict.fromkeys([*(edge.node for edge in graph.outputs.values()), *schedule.open])
+        # What is needed after each part: by those that follow, and for the outputs.
+        later = [{*results}]
+        for part in self.parts[:0:-1]:
+            later.insert(0, {*later[0], *part.reads})
+        self.parts = [_only(part, needed) for part, needed in zip(self.parts, later, strict=True)]
         given = {name: node for name, node in parts.lowering.given.items() if name in inputs}
         mentioned = [key for part in self.parts for key in (*part.reads, *part.writes)]
         self.keys = list(dict.fromkeys([*given.values(), *mentioned, *results]))
@@ -62,10 +69,6 @@ class Building:
         for part in self.parts:
             self.fresh.append(tuple(key for key in part.reads if key not in there))
             there.update(part.reads, part.writes)
-        # What is needed after each part: by those that follow, and for the outputs.
-        later = [{*results}]
-        for part in self.parts[:0:-1]:
-            later.insert(0, {*later[0], *part.reads})
         as_given = {name: n for name, n in given.items() if parts.lowering.is_stored_as_given(n, inputs[name])}
         self.recipe = Recipe(
             {name: self.numbers[node] for name, node in as_given.items()},
@@ -181,6 +184,12 @@ class Building:
     def compiled(self, lowered: Any) -> Any:
         with self.settings():
             return self.compiler(lowered)
+
+
+def _only(part: CompiledPart, needed: Set[Any]) -> CompiledPart:
+    """A part that gives what is needed after it, and what it is given to change: other values of it need no memory when
+    it is over."""
+    return replace(part, writes=tuple(key for key in part.writes if key in needed or key in part.reads))
 
 
 def _filled(outlined: Any) -> Array:

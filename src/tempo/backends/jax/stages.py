@@ -42,10 +42,11 @@ def stages(trees: Sequence[Tree]) -> list[Part]:
             together.clear()
 
     for tree in trees:
-        if isinstance(tree, Loop) and not tree.block and is_large([tree]) and is_large(together):
+        loop = tree if isinstance(tree, Loop) and len(tree.steps) > 1 else None
+        if loop and is_large([loop]) and is_large(together):
             close()
         together.append(tree)
-        if isinstance(tree, Loop) and tree.grows and len(tree.steps) > 1:
+        if loop and loop.grows:
             close()
     close()
     return parts

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Array = Any
 At = Mapping[Dim, int | BlockSteps]
+Homes = Mapping[Node, set[Item]]
 Fill = Callable[[State], State]
 """Makes what a state lacks out of outlines of it."""
 
@@ -91,10 +92,7 @@ class Parts:
             self.readers[node] = {r for r in self.readers.get(node, ()) if is_within(r, home, lowering.schedule)}
         self.script = script
         self.joints: dict[Part | Chunks, Joint | None] = {}
-        self.homes: dict[Node, set[Item]] = {}
-        for item in script.leaves():
-            for statement in computes(item.trees):
-                self.homes.setdefault(statement.node, set()).add(item)
+        self.homes = homes(script.leaves())
         self.calls = HostCalls(lowering, script, self.readers, self.homes)
         self.results = {edge.node for edge in self.graph.outputs.values()}
         # Outputs that are handed out of host memory as they are.
@@ -148,7 +146,7 @@ class Parts:
 
     def __getitem__(self, item: Part | Chunks) -> CompiledPart:
         if item not in self.compiled:
-            self.compiled[item] = self.compile(item)
+            self.compiled[item] = self.compile(item, self.homes)
         return self.compiled[item]
 
     def initial(self, key: Node | Bound, shape: tuple[int, ...] | None) -> Any:
@@ -201,7 +199,8 @@ class Parts:
                 found |= {*producers(item.node, self.graph.cases)} if isinstance(item, Call) else {*self[item].reads}
         return found
 
-    def compile(self, item: Part | Chunks) -> CompiledPart:
+    def compile(self, item: Part | Chunks, homes: Homes) -> CompiledPart:
+        """A part, among others that compute what ``homes`` says."""
         literals = self.lowering.literals
         inside = [n for n in dict.fromkeys(c.node for c in computes(item.trees)) if n.op is not INPUT]
         inside = [n for n in inside if n not in literals]
@@ -211,7 +210,7 @@ class Parts:
         gathered = {node: self.room(node, item) for node in emitted}
         lowering = copy.copy(self.lowering)
         lowering.storage = Storage({**self.stores, **gathered, **self.local})
-        carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n)]
+        carried = [n for n in others if lowering.is_carried(n) or self.is_shared(n, homes)]
         call = self.calls.after.get(item)
         readers = inside if call is None else [*inside, call.node]
         read = [p for n in readers for p in producers(n, self.graph.cases)]
@@ -228,7 +227,7 @@ class Parts:
         reads = (*dict.fromkeys(on_device), *self.lowering.schedule.open)
         # What only lives for an iteration of a loop is not there after it.
         after = set() if isinstance(item, Chunks) else set(_after(item.trees))
-        final = [n for n in others if n in carried or (n in after and not self.is_local(n, item))]
+        final = [n for n in others if n in carried or (n in after and not self.is_local(n, item, homes))]
         writes = (*final, *stops)
         # The innermost loop over a dim says whether that is at a step or at a block of them; which step, if it has one.
         blocks = {loop.dim: loop.block for loop in item.outer}
@@ -268,14 +267,14 @@ class Parts:
             self.joints[last] = join(self, last)
         return self.joints[last]
 
-    def is_shared(self, node: Node) -> bool:
+    def is_shared(self, node: Node, homes: Homes) -> bool:
         """Whether several parts write arrays of a node's store, which has one for each step of an unrolled dim."""
-        return bool(apart.unrolled(self.stores[node])) and len(self.homes[node]) > 1
+        return bool(apart.unrolled(self.stores[node])) and len(homes[node]) > 1
 
-    def is_local(self, node: Node, item: Item) -> bool:
+    def is_local(self, node: Node, item: Item, homes: Homes) -> bool:
         """Whether a node's values are read within a part only. (A reader may be computed in several.)"""
         return (node not in self.results or node in self.local) and all(
-            self.homes.get(reader, {item}) == {item} for reader in self.readers.get(node, ())
+            homes.get(reader, {item}) == {item} for reader in self.readers.get(node, ())
         )
 
     def room(self, node: Node, item: Part | Chunks) -> Store:
@@ -290,6 +289,15 @@ class Parts:
             elif d.origin in outer:
                 kept[d] = Window(outer[d.origin].block) if outer[d.origin].block else Latest()
         return Store(node, kept, self.stores[node].value)
+
+
+def homes(items: Iterable[Item]) -> Homes:
+    """In which parts every node is computed."""
+    found: dict[Node, set[Item]] = {}
+    for item in items:
+        for statement in computes(item.trees):
+            found.setdefault(statement.node, set()).add(item)
+    return found
 
 
 def given(part: Any, state: State, initial: Callable[[Any, Any], Any], fill: Fill, fit: Any) -> tuple[State, State]:
