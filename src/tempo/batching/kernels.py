@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tempo.backends.jax.compiling import LIBRARY_ONLY, graphs, is_cuda
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.planning import FEW, Group, Lanes, Run
@@ -39,6 +38,8 @@ UNROLLED = 4
 APART = 64
 """Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
 be one more kernel and a transfer for every wait."""
+OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+"""For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
 
 
 @cache
@@ -192,11 +193,9 @@ class Kernels:
 
 
 def jit(function: Callable[..., Any], **options: Any) -> Any:
-    """``jax.jit`` as kernels need it. To write kernels for every product, and to try them out, takes time; the library
-    has them."""
+    """``jax.jit`` as kernels need it."""
     use_disk_cache()
-    wanted = graphs() | LIBRARY_ONLY if is_cuda(jax.devices()[0]) else None
-    return jax.jit(function, **options, compiler_options=wanted)
+    return jax.jit(function, **options, compiler_options=None if jax.default_backend() == "cpu" else OPTIONS)
 
 
 class _Call(NamedTuple):

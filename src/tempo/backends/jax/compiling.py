@@ -7,15 +7,11 @@ of a product. For tall ones, such as those of a batch of all steps, the library 
 A GPU's matrix units know numbers of fewer bits than single precision has. But such a number is the sum of two that they
 know, and three of the four products of these parts are as exact as the library's products without matrix units. A
 Triton kernel makes them of what it has read once; where a GPU has time for that, it is faster.
-
-By default, a GPU waits after every iteration of a loop until its host has seen whether there is another one. In a CUDA
-graph, it sees to that itself.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -39,10 +35,6 @@ THREE_PRODUCTS = (
 
 LIBRARY_ONLY = {"xla_gpu_enable_triton_gemm": False}
 
-_GRAPHS = "xla_gpu_enable_command_buffer"
-# All that is in graphs by default, and loops.
-_IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-
 _DIMS = r"\[([\d, ]*)\] x \[[\d, ]*\]"
 _PRODUCT = re.compile(
     rf"stablehlo\.dot_general .*?(?:batching_dims = {_DIMS}, )?contracting_dims = {_DIMS}"
@@ -55,24 +47,19 @@ def compile_lowered(lowered: Any, device: Any) -> Any:
     return lowered.compile(compiler_options=prepared(lowered, device))
 
 
-def prepared(lowered: Any, device: Any) -> dict[str, Any]:
+def prepared(lowered: Any, device: Any) -> dict[str, Any] | None:
     """The options for something lowered for a device, in which it is noted what matrix units are used for."""
     found = options(lowered, device)
-    if is_cuda(device) and not LIBRARY_ONLY.items() <= found.items():
+    if found is None and is_cuda(device):
         use_matrix_units(lowered.compiler_ir("stablehlo"))
     return found
 
 
-def options(lowered: Any, device: Any) -> dict[str, Any]:
+def options(lowered: Any, device: Any) -> dict[str, Any] | None:
     """What XLA is told beyond its defaults, to compile something lowered for a device."""
     if not is_cuda(device):
-        return {}
-    return graphs() | (LIBRARY_ONLY if all(map(is_tall, products(lowered.as_text()))) else {})
-
-
-def graphs() -> dict[str, Any]:
-    """That loops are in CUDA graphs, unless the user has told XLA what is."""
-    return {} if _GRAPHS in os.environ.get("XLA_FLAGS", "") else {_GRAPHS: _IN_GRAPHS}
+        return None
+    return LIBRARY_ONLY if all(map(is_tall, products(lowered.as_text()))) else None
 
 
 def is_cuda(device: Any) -> bool:

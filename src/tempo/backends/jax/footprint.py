@@ -59,7 +59,7 @@ class _Program:
         """About the same, found by compiling it without looking for the fastest products, unless there are none to
         look for: then it is done."""
         lowered = self.lowered
-        if lowered is None or LIBRARY_ONLY.items() <= options(lowered, device).items():
+        if lowered is None or options(lowered, device) == LIBRARY_ONLY:
             return self.compile(device)
         return self.taken(lowered.compile(compiler_options=LIBRARY_ONLY).memory_analysis())
 
