@@ -484,6 +484,22 @@ def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pyt
     np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 
+def test_an_output_of_no_steps_in_a_program_with_pieces() -> None:
+    """Nothing is stored of what it is made of."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        unused = prog.input("unused", domain=t)
+        x = prog.recurrent("x", domain=t)
+        x[0] = 1.0
+        x[t] = tp.tanh(x[0:t].sum())
+        prog.output("x", x)
+        prog.output("none", unused[0:0])
+    run = prog.compile({T: 8}, plan=Plan(buckets={"t": [4]}))
+    found = run(unused=normal(8))
+    assert found.none.shape == (0,)
+    np.testing.assert_allclose(found.x, prog.evaluate({T: 8}, unused=normal(8)).x, rtol=1e-6)
+
+
 def test_a_program_gives_what_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all that it computes, although the loop behind it computes other steps of the same tensors."""
     monkeypatch.setattr(stages, "LARGE", 2)

@@ -50,7 +50,9 @@ class Building:
         computed = homes(items)
         self.parts = [parts.compile(item, computed) for item in items]
         graph, schedule = parts.graph, parts.lowering.schedule
-        results = dict.fromkeys([*(edge.node for edge in graph.outputs.values()), *schedule.open])
+        outputs = (edge.node for edge in graph.outputs.values())
+        # A node of which only slices of no length are read has no store.
+        results = dict.fromkeys([*(node for node in outputs if node in parts.stores), *schedule.open])
         # What is needed after each part: by those that follow, and for the outputs.
         later = [{*results}]
         for part in self.parts[:0:-1]:
