@@ -76,7 +76,7 @@ def compare(case: str, s: Sizes, quick: bool, on_gpu: bool, results: Results) ->
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = (s.batch, s.heads, s.queries, s.size), *(2 * [(s.batch, s.steps, s.heads, s.size)])
     arrays = [jax.random.normal(key, shape, s.dtype) for key, shape in zip(keys, shapes, strict=True)]
-    given = (*arrays, jnp.full(s.batch, s.steps, jnp.int32), jnp.ones((s.batch, s.steps), jnp.int8))
+    given = (*arrays, jnp.full(s.batch, s.steps, jnp.int32), jnp.ones((s.batch, s.steps), jnp.int32))
     systems: dict[str, Callable[..., Array]] = {"products": partial(products, layout=s.layout)}
     if on_gpu:
         systems["tempo"] = partial(kernel, layout=s.layout)

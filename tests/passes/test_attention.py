@@ -156,7 +156,7 @@ def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -
     q, values = normal(batch, heads, queries, SIZE), normal(batch, steps, heads, 2 * SIZE)
     keys = normal(batch, heads, steps, SIZE) if inside else normal(batch, steps, heads, SIZE)
     length = jnp.asarray([0 if batch > 1 else steps, *random.integers(1, steps, batch - 1)], jnp.int32)
-    seen = jnp.asarray(random.integers(-1, 2, (batch, steps)), jnp.int8).at[:, 0].set(1)
+    seen = jnp.asarray(random.integers(-1, 2, (batch, steps)), jnp.int32).at[:, 0].set(1)
     given = q, keys, values, length, seen
     found, expected = kernel(*given, layout, interpret=True), products(*given, layout)
     tolerance = 1e-5 if dtype == jnp.float32 else 0.02
