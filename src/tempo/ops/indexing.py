@@ -66,11 +66,14 @@ def _slice_jax(jx: Jx, x: Padded, *, starts: tuple[Any, ...], sizes: tuple[Any, 
         reach = step * (count - 1) + 1 if count else 0
         if isinstance(start, int):
             # Past the end there is only padding.
-            result = jx.lax.slice_in_dim(result, min(start, length), min(start + reach, length), step, axis)
+            first, stop = min(start, length), min(start + reach, length)
+            if (first, stop, step) != (0, length, 1):
+                result = jx.lax.slice_in_dim(result, first, stop, step, axis)
             result = jx.fit(result, (*result.shape[:axis], count, *result.shape[axis + 1 :]))
         elif max(start.most, 0) + reach <= length:  # nothing starts before 0, except at steps that are discarded
             result = jx.lax.dynamic_slice_in_dim(result, start.value, reach, axis)
-            result = jx.lax.slice_in_dim(result, 0, reach, step, axis)
+            if step != 1:
+                result = jx.lax.slice_in_dim(result, 0, reach, step, axis)
         else:
             result = jx.gather(result, start.value + step * jx.lax.iota(np.int32, count), axis)
     return result

@@ -6,6 +6,7 @@ symbols in it are scalars.  It is how masks and index vectors are written down i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -63,8 +64,11 @@ def evaluate(value: Expr | Condition, values: Mapping[Any, Any], xp: Any) -> Any
         case Product():
             return combine(xp.multiply, value.arguments)
         case Expr():
-            terms = (c * value_of(atom) for atom, c in value.terms)
-            return sum(terms, start=value.constant)
+            # JAX would trace the product with one, and the sum with zero: programs have hundreds of them.
+            terms = [value_of(atom) if c == 1 else c * value_of(atom) for atom, c in value.terms]
+            if value.constant or not terms:
+                terms.append(value.constant)
+            return reduce(operator.add, terms)
         case AtLeastZero():
             return value_of(value.expr) >= 0
         case EqualsZero():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -472,7 +473,7 @@ class Lowering:
         numeric = size.substitute(self.numbers)
         if numeric.is_constant:
             return numeric.constant
-        return Extent(evaluate(numeric, here, jnp), extent(numeric, block.spans(), self.numbers))
+        return Extent(partial(evaluate, numeric, here, jnp), extent(numeric, block.spans(), self.numbers))
 
     def attribute(self, value: Any, here: Mapping[Any, Any], block: Block) -> Any:
         if isinstance(value, Expr):

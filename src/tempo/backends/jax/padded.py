@@ -7,7 +7,7 @@ arbitrary. A primitive masks it where it would do harm, with its own neutral ele
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -21,10 +21,16 @@ Array = Any
 
 @dataclass(frozen=True)
 class Extent:
-    """A size that depends on the point: its value there (traced), and the most it can be."""
+    """A size that depends on the point: what finds its value there (traced), and the most it can be."""
 
-    value: Array
+    find: Callable[[], Array]
     most: int
+
+    @property
+    def value(self) -> Array:
+        """Traced only where it is asked for, which is at few of the primitives that have such sizes; and each time,
+        since what was traced inside of another function must not leave it."""
+        return self.find()
 
 
 Size = int | Extent
