@@ -12,7 +12,8 @@ import pytest
 
 from tempo.backends.jax.compiling import LIBRARY_ONLY, is_for_matrix_units, is_tall, options, prepared, products
 
-CUDA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"))
+CUDA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"), compute_capability="9.0")
+VOLTA = SimpleNamespace(platform="gpu", client=CUDA.client, compute_capability="7.0")
 CPU = SimpleNamespace(platform="cpu", client=SimpleNamespace(platform_version="cpu"))
 
 
@@ -75,7 +76,8 @@ def test_matrix_units_make_products_in_single_precision() -> None:
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 64), (3, 64, 64))]
     lowered = jax.jit(function).lower(*arrays, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
     before = lowered.as_text()
-    assert prepared(lowered, CPU) is None and lowered.as_text() == before
+    for other in (CPU, VOLTA):
+        assert prepared(lowered, other) is None and lowered.as_text() == before
     assert prepared(lowered, CUDA) is None
     (line,) = [line for line in lowered.as_text().splitlines() if "num_primitive_operations = 3" in line]
     assert "tensor<64x64xf32>" in line and "HIGHEST" not in line

@@ -14,7 +14,7 @@ from jax import lax
 
 import tempo as tp
 from tempo import rl
-from tempo.backends.jax.machine import has_triton
+from tempo.backends.jax.compiling import has_matrix_units
 from tempo.backends.jax.rows import Kernels, NotRowsError, blocks, iterate, kernel
 from tempo.backends.jax.rows.axes import groups, rows_of
 from tempo.backends.jax.rows.blocks import keeps_rest_behind
@@ -368,8 +368,8 @@ def test_a_cpu_gets_no_kernels() -> None:
 )
 def test_where_kernels_are_compiled(platform: str, version: str, capability: str, has: bool) -> None:
     client = SimpleNamespace(platform_version=version)
-    assert has_triton(SimpleNamespace(platform=platform, client=client, compute_capability=capability)) is has
-    assert not has_triton(jax.devices("cpu")[0])
+    assert has_matrix_units(SimpleNamespace(platform=platform, client=client, compute_capability=capability)) is has
+    assert not has_matrix_units(jax.devices("cpu")[0])
 
 
 def test_why_a_loop_is_no_kernel() -> None:

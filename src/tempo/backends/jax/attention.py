@@ -123,7 +123,7 @@ def kernel(
     half = q.dtype.itemsize < 4
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
     tile = HALF_TILE if half else max(16, TILE // (rows * max(size, out)))
-    parts = min(pl.cdiv(PROGRAMS[half], batch * heads), pl.cdiv(steps, 2 * tile))
+    parts = max(1, min(pl.cdiv(PROGRAMS[half], batch * heads), pl.cdiv(steps, 2 * tile)))
     stages = min(max(HALF_TILES // (batch * heads * parts), 2), 4) if half else STAGES
 
     def cache(inside: bool, size: int) -> pl.BlockSpec:

@@ -50,7 +50,7 @@ def compile_lowered(lowered: Any, device: Any) -> Any:
 def prepared(lowered: Any, device: Any) -> dict[str, Any] | None:
     """The options for something lowered for a device, in which it is noted what matrix units are used for."""
     found = options(lowered, device)
-    if found is None and is_cuda(device):
+    if found is None and has_matrix_units(device):
         use_matrix_units(lowered.compiler_ir("stablehlo"))
     return found
 
@@ -64,6 +64,11 @@ def options(lowered: Any, device: Any) -> dict[str, Any] | None:
 
 def is_cuda(device: Any) -> bool:
     return device.platform == "gpu" and "cuda" in str(device.client.platform_version).lower()
+
+
+def has_matrix_units(device: Any) -> bool:
+    """Whether it has those for numbers in single precision, as NVIDIA's GPUs have since Ampere."""
+    return is_cuda(device) and float(getattr(device, "compute_capability", 0)) >= 8
 
 
 def products(text: str) -> Iterator[tuple[int, int, int]]:
@@ -97,11 +102,12 @@ def use_matrix_units(module: Any) -> None:
 
         def visit(found: Any) -> Any:
             operation = found.operation
-            if operation.name == "stablehlo.dot_general" and operation.attributes["precision_config"] == exact:
+            notes = operation.attributes
+            if operation.name == "stablehlo.dot_general" and "precision_config" in notes:
                 sides = _sides(operation)
-                if sides is not None and is_for_matrix_units(sides):
-                    operation.attributes["algorithm"] = way
-                    operation.attributes["precision_config"] = precision
+                if notes["precision_config"] == exact and sides is not None and is_for_matrix_units(sides):
+                    notes["algorithm"] = way
+                    notes["precision_config"] = precision
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)

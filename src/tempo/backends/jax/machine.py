@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from tempo.backends.jax import rows
 from tempo.backends.jax.building import Building
-from tempo.backends.jax.compiling import compile_lowered, is_cuda
+from tempo.backends.jax.compiling import compile_lowered, has_matrix_units
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.library import Library, traceable
 from tempo.backends.jax.lowering import Lowering
@@ -67,7 +67,7 @@ class JaxMachine(Place):
         }
         wide = any(node.dtype.itemsize == 8 for node in graph.nodes)
         super().__init__(find_device(device), wide, inputs, {n.attributes["input"] for n in hosted if n.op is INPUT})
-        compiled = has_triton(self.device)
+        compiled = has_matrix_units(self.device)
         wanted = compiled if kernels is None else kernels
         chosen = rows.Kernels(all=kernels is True, interpreted=not compiled) if wanted else None
         self.lowering = Lowering(graph, schedule, storage, numbers, parallel, chosen)
@@ -149,11 +149,6 @@ def _declared(node: Node, numbers: Mapping[Any, int], store: Store) -> Any:
 
 def _sizes(shape: Any, numbers: Mapping[Any, int]) -> tuple[int, ...]:
     return tuple(s if isinstance(s, int) else s.evaluate(numbers) for s in shape)
-
-
-def has_triton(device: Any) -> bool:
-    """Whether loops can be kernels there: NVIDIA's GPUs have the matrix units for their products since Ampere."""
-    return is_cuda(device) and float(getattr(device, "compute_capability", 0)) >= 8
 
 
 def find_device(name: str | None) -> Any:
