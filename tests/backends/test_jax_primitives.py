@@ -97,7 +97,8 @@ def function(case: Case, dtype: Any, ragged: frozenset[str]) -> Any:
         def size(expr: int | str) -> Any:
             if not isinstance(expr, str) or not any(name in expr for name in ragged):
                 return number(expr, points[0])
-            return Extent(eval(expr, {**points[0], **values}), max(number(expr, p) for p in points))
+            value = eval(expr, {**points[0], **values})
+            return Extent(lambda: value, max(number(expr, p) for p in points))
 
         padded = [Padded(a, tuple(map(size, x.shape))) for a, x in zip(arrays, case.operands, strict=True)]
         return case.op.jax(jx, *padded, **resolved(case, dtype, size))
@@ -267,7 +268,7 @@ def test_nan_and_infinity_are_ordered_before_padding(dtype):
 
     @quickly
     def compiled(x: Array, size: Array) -> Any:
-        return [op.jax(jx, Padded(x, (4, Extent(size, 8))), **attributes) for op, attributes in jobs]
+        return [op.jax(jx, Padded(x, (4, Extent(lambda: size, 8))), **attributes) for op, attributes in jobs]
 
     for fill in (np.nan, np.inf, -np.inf, 0):
         longer = np.concatenate([x, np.full((4, 3), fill, dtype)], 1)
@@ -321,8 +322,8 @@ def test_concatenate_is_as_long_as_its_operands_may_be():
 
     @jax.jit
     def compiled(t: Array) -> Array:
-        a = Padded(jnp.array([1, 2, 3, 4, 5]), (Extent(t, 5),))
-        b = Padded(jnp.array([6, 7, 8, 9, 10]), (Extent(5 - t, 5),))
+        a = Padded(jnp.array([1, 2, 3, 4, 5]), (Extent(lambda: t, 5),))
+        b = Padded(jnp.array([6, 7, 8, 9, 10]), (Extent(lambda: 5 - t, 5),))
         return shaping.CONCATENATE.jax(jx, a, b, axis=0)
 
     assert compiled(2).shape == (10,)
@@ -349,7 +350,7 @@ def test_reshape_without_a_gather():
 
     def gathers(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
         def run(n: Array, x: Array) -> Array:
-            names = {"n": Extent(n, 5), "2n": Extent(2 * n, 10)}
+            names = {"n": Extent(lambda: n, 5), "2n": Extent(lambda: 2 * n, 10)}
             sizes, shape = (tuple(names.get(s, s) for s in t) for t in (before, after))
             return shaping.RESHAPE.jax(jx, Padded(x, sizes), shape=shape)
 
@@ -363,7 +364,7 @@ def test_reshape_without_a_gather():
 
 
 def test_convolution_along_a_padded_axis():
-    x = Padded(jnp.zeros((1, 1, 8)), (1, 1, Extent(jnp.int32(5), 8)))
+    x = Padded(jnp.zeros((1, 1, 8)), (1, 1, Extent(lambda: jnp.int32(5), 8)))
     w = Padded(jnp.zeros((1, 1, 3)), (1, 1, 3))
     with pytest.raises(ShapeError) as error:
         convolution.CONVOLUTION.jax(jx, x, w, strides=(1,), dilations=(1,), groups=1)
@@ -392,7 +393,7 @@ def test_convolutions_with_what_is_no_number(dtype):
 
 def test_attention_to_values_that_are_no_numbers_beyond_their_length():
     """What some computation left in the padding has no weight, and must not count for all that."""
-    steps = Extent(jnp.int32(2), 4)
+    steps = Extent(lambda: jnp.int32(2), 4)
     q = Padded(jnp.zeros(2, jnp.float32), (2,))
     k = Padded(jnp.ones((4, 2), jnp.float32), (steps, 2))
     v = Padded(jnp.array([[1], [3], [np.nan], [np.nan]], jnp.float32), (steps, 1))
@@ -403,5 +404,5 @@ def test_attention_to_values_that_are_no_numbers_beyond_their_length():
 def test_the_last_element_of_nothing():
     """At steps whose results are discarded, an empty range may be asked for its last element."""
     x = Padded(jnp.zeros((0,)), (0,))
-    found = indexing.SLICE.jax(jx, x, starts=(Extent(jnp.int32(-1), -1),), sizes=(1,), steps=(1,))
+    found = indexing.SLICE.jax(jx, x, starts=(Extent(lambda: jnp.int32(-1), -1),), sizes=(1,), steps=(1,))
     assert found.shape == (1,)
