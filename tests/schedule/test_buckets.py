@@ -500,14 +500,6 @@ def test_an_output_of_no_steps_in_a_program_with_pieces() -> None:
     np.testing.assert_allclose(found.x, prog.evaluate({T: 8}, unused=normal(8)).x, rtol=1e-6)
 
 
-def test_a_program_gives_what_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all that it computes, although the loop behind it computes other steps of the same tensors."""
-    monkeypatch.setattr(stages, "LARGE", 2)
-    run = cut(attention(12), 4, 8)
-    first, *_ = run._whole.compiled.recipe.stages
-    assert set(first.writes) <= first.later
-
-
 def test_inputs_of_a_loop_that_is_cut_are_not_copied() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")

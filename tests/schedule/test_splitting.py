@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax import stages
 from tempo.schedule import segments
 from tempo.schedule.looptree import Loop, computes, show
 from tempo.schedule.storage import Window
@@ -22,7 +23,7 @@ WEIGHTS = {
 }
 
 
-def generator(stop: bool = False) -> tuple[tp.Program, Any, Any]:
+def generator(stop: bool = False, deep: bool = False) -> tuple[tp.Program, Any, Any]:
     """A decoder of one layer that goes on from a prompt."""
     with tp.Program("generator") as prog:
         t, T = prog.dim("t")
@@ -31,6 +32,8 @@ def generator(stop: bool = False) -> tuple[tp.Program, Any, Any]:
         embedding = prog.input("embedding", shape=(7, WIDTH))
         x = prog.recurrent("x", domain=t, dtype="int32")
         h = tp.take(embedding, x, axis=0)
+        if deep:
+            h = tp.tanh(tp.exp(h))
         q = h @ prog.input("query", shape=(WIDTH, WIDTH))
         k = h @ prog.input("key", shape=(WIDTH, WIDTH))
         attended = tp.softmax(k[0 : t + 1] @ q, axis=0) @ h[0 : t + 1]
@@ -56,6 +59,18 @@ def test_a_prompt_is_read_at_once_and_the_rest_is_generated(backend: str) -> Non
     first = next(tree for tree in run.schedule.trees if isinstance(tree, Loop))
     assert not any(isinstance(inner, Loop) for inner in first.body)
     assert {c.node.op.name for c in computes([first])} == {"recurrent", "take", "einsum"}
+    expected = prog.evaluate({T: 20, P: 8}, prompt=prompt, **WEIGHTS).x
+    np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
+
+
+def test_a_prompt_in_a_program_of_its_own_gives_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that it computes, although the loop behind it computes other steps of the same tensors."""
+    monkeypatch.setattr(stages, "LARGE", 2)
+    prog, T, P = generator(deep=True)
+    run = prog.compile({T: 20, P: 8})
+    first, *others = run._whole.compiled.recipe.stages
+    assert others and set(first.writes) <= first.later
+    prompt = np.array([1, 2, 3, 4, 5, 6, 0, 1], np.int32)
     expected = prog.evaluate({T: 20, P: 8}, prompt=prompt, **WEIGHTS).x
     np.testing.assert_array_equal(run(prompt=prompt, **WEIGHTS).x, expected)
 
