@@ -484,6 +484,14 @@ def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pyt
     np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 
+def test_the_last_piece_changes_its_stores_in_place() -> None:
+    """Although nobody needs them after it: what a program is given to change, it gives back."""
+    run = cut(attention(12), 4, 8)
+    found = run._whole.compiled.recipe.stages
+    assert any(stage.rooms.keys() - stage.later for stage in found)  # keys and values
+    assert all(stage.rooms.keys() <= set(stage.writes) for stage in found)
+
+
 def test_an_output_of_no_steps_in_a_program_with_pieces() -> None:
     """Nothing is stored of what it is made of."""
     with tp.Program() as prog:
