@@ -12,11 +12,16 @@ from _decode_cells import PROMPT, Cell, Piece
 from _decode_jax import weights
 
 from tempo import llm
+from tempo.backends.jax.building import Building
+from tempo.backends.jax.footprint import held
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.stages import Stages, stages
 from tempo.backends.jax.worker import zeros
+from tempo.given import check_bounds
 from tempo.llm.generation import Kind, program
+from tempo.runtime.compilation import Compilation, Request, Seconds
 from tempo.schedule.looptree import Loop
+from tempo.schedule.plan import Plan
 
 GREEDY = Kind(used=(), ends=0, logprobs=False, emits=False)
 
@@ -102,3 +107,21 @@ class TempoSystem:
             fresh = used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
             found.append((first, compiled.taken().beside[number] + used.argument_size_in_bytes + fresh))
         return found
+
+
+def planned_memory(cell: Cell) -> list[tuple[int, int]]:
+    """From which step on the stores of a GPU's program have how many bytes, weights among them: by its plan, for which
+    neither weights nor a GPU are needed."""
+    prog = program(llm.LanguageModel(cell.config, {}), GREEDY)
+    numbers = check_bounds(prog.graph, {"B": cell.batch, "P": PROMPT, "T": cell.context})
+    request = Request(prog.graph, numbers, "jax", "cpu", True, (), "fastest", Plan(), True, None, False)
+    machine = Compilation(request, Seconds()).machine
+    parts = stages(machine.lowering.schedule.trees)
+    firsts = [[t.steps[0] for t in part.trees if isinstance(t, Loop) and len(t.steps) > 1] for part in parts]
+    with machine.settings():
+        if len(parts) == 1:
+            return [(PROMPT, sum(store.bytes for store in machine.lowering.storage.stores.values()))]
+        building = Building(machine.parts, parts, machine.inputs, machine.settings, None)
+        given = building.shapes(building.lowered_loading().out_info)
+        sizes = [held(arrays) + building.beside[n] for n, arrays in enumerate(given)]
+    return [(first[0], size) for first, size in zip(firsts, sizes, strict=True) if first]

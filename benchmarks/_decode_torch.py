@@ -253,7 +253,7 @@ class TorchSystem:
     @torch.no_grad()
     def steps(self, first: int, count: int) -> float:
         """The seconds of some steps from a position on."""
-        tokens = [self.prompt[:, :1]]
+        tokens = [self.prompt[:, :1].contiguous()]  # other strides would be compiled for again
         self.wait()
         start = time.perf_counter()
         self.run(tokens, first, count)

@@ -2,12 +2,14 @@
 
     python benchmarks/decode.py [--quick] [--device cpu|gpu] [--only CELLS] [--systems NAMES] [--plot FILE]
     python benchmarks/decode.py --table RECORDS ... [--plot FILE]
+    python benchmarks/decode.py --planned [--only CELLS] [--plot FILE]
 
 A cell is MODEL/BATCH/CONTEXT/causal|window: llama has the shape of Llama-3.2-3B in bfloat16 (window 1024), gpt2 that of
 GPT-2 small in float32 (window 512), both with random weights. From a prompt of 16 tokens, greedily, as many tokens are
 generated as fit into the context. ``--only`` takes cells or beginnings of their names, with commas between them, or
 "all"; ``--table`` puts the records of several runs into one table. Systems of a cell run one after the other, on a GPU
-each in a process of its own.
+each in a process of its own. ``--planned`` runs nothing: it says how many bytes our stores have from which step on, for
+which neither a GPU nor weights are needed.
 
 ``ms`` is per token, the mean of the whole context. It is ``timed`` "whole" where that takes no more than 20 seconds:
 from the prompt to the last token. Otherwise it is "sampled": the mean of a line through the times of some steps at
@@ -245,7 +247,7 @@ def show_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 def peak_bytes(record: Mapping[str, Any]) -> int | None:
     """What was taken at most, where that is known: measured, or else by XLA's analysis."""
-    return record.get("bytes_peak", record.get("bytes_xla"))
+    return record.get("bytes_peak", record.get("bytes_xla", record.get("bytes")))
 
 
 def note(record: Mapping[str, Any]) -> str:
@@ -271,7 +273,8 @@ def plot(records: Sequence[Mapping[str, Any]], path: str) -> None:
     for ax, record in zip(axes[:, 0], ours, strict=True):
         cell = next(c for c in grid(record["quick"]) if c.name == record["case"])
         firsts, sizes = zip(*record["memory"], strict=True)
-        ax.stairs(np.array(sizes) / 1e9, [*firsts, cell.context], baseline=None, label="Tempo, by XLA's analysis")
+        said = "its stores" if record.get("planned") else "by XLA's analysis"
+        ax.stairs(np.array(sizes) / 1e9, [*firsts, cell.context], baseline=None, label=f"Tempo, {said}")
         t = np.arange(cell.context)
         live = cell.weight_bytes + cell.cache_bytes(1) * np.minimum(t + 1, cell.slots)
         ax.plot(t, live / 1e9, "k:", label="weights and live cache")
@@ -293,6 +296,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="CELLS", help="cells, or beginnings of their names; all")
     parser.add_argument("--systems", metavar="NAMES", default=",".join(SYSTEMS), help=f"of: {', '.join(SYSTEMS)}")
     parser.add_argument("--table", nargs="+", metavar="RECORDS", help="files with records, to be shown as one table")
+    parser.add_argument("--planned", action="store_true", help="how much memory it takes when, without running it")
     parser.add_argument("--plot", metavar="FILE", help="draw memory over time (needs matplotlib)")
     options = parser.parse_args()
     options.cells = chosen(options.only, options.quick)
@@ -319,11 +323,24 @@ def main() -> int:
     if options.table:
         records = [json.loads(line) for path in options.table for line in Path(path).read_text().splitlines()]
     else:
-        records = run(options)
+        records = planned(options) if options.planned else run(options)
     print(show_table(records), file=sys.stderr)
     if options.plot:
         plot(records, options.plot)
     return 1 if any("failed" in record for record in records) else 0
+
+
+def planned(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of our memory, without any times."""
+    import _decode_tempo
+
+    results = Results("decode", quick=options.quick, planned=True)
+    for cell in options.cells:
+        memory = _decode_tempo.planned_memory(cell)
+        largest = max(size for _, size in memory)
+        over = largest / cell.bytes_needed
+        results.add(cell.name, OURS, bytes=largest, memory=memory, bytes_needed=cell.bytes_needed, over_needed=over)
+    return results.records
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -340,6 +340,14 @@ def _attention() -> Iterator[Case]:
         yield Case(attention.ATTENTION, operands, attributes, (np.float32, bfloat16), label=f"attention {terms}")
         masked = (*operands, Operand(("n",), np.bool_))
         yield Case(attention.ATTENTION, masked, attributes, (np.float32,), label=f"masked attention {terms}")
+    for window in (None, 3):
+        queries, keys = x(7, 4, 8), x(7, 2, 8)
+        attributes = {"scale": 0.5, "window": window}
+        for op, operands in (
+            (attention.ATTENTION_TO_PAST, (queries, keys, keys)),
+            (attention.ATTENTION_TO_PAST_GRADIENT, (queries, keys, keys, queries)),
+        ):
+            yield Case(op, operands, attributes, (np.float32, bfloat16), label=f"{op.name} {window}")
 
 
 def _gathering() -> Iterator[Case]:

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tempo.backends.jax.compiling import LIBRARY_ONLY, is_for_matrix_units, is_tall, options, prepared, products
+from tempo.backends.jax.compiling import (
+    LIBRARY_ONLY,
+    ONCE,
+    is_for_matrix_units,
+    is_tall,
+    options,
+    prepared,
+    products,
+)
 
 CUDA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"), compute_capability="9.0")
 VOLTA = SimpleNamespace(platform="gpu", client=CUDA.client, compute_capability="7.0")
@@ -57,6 +65,17 @@ def test_the_library_computes_tall_products_alone() -> None:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((20_000, 48), (48, 48))]
     both = jax.jit(lambda x, w: (x @ w, w @ w)).lower(*shapes)
     assert options(both, CUDA) is None
+
+
+def test_nothing_is_looked_for_where_it_takes_longer_than_what_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = lowered("ij,jk->ik", (64, 3072), (3072, 3072))
+    assert prepared(prompt, CUDA, once=True) == ONCE
+    assert prepared(prompt, CPU, once=True) is None
+    assert prepared(prompt, CUDA) is None
+    long = lowered("ij,jk->ik", (2**20, 4096), (4096, 4096))
+    assert prepared(long, CUDA, once=True) is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=fusion")
+    assert prepared(prompt, CUDA, once=True) is None
 
 
 def test_matrix_units_make_products_in_single_precision() -> None:

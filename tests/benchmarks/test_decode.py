@@ -56,6 +56,17 @@ def test_steps_of_every_piece_of_the_context_are_sampled(monkeypatch: pytest.Mon
     assert sizes[1] < sizes[2], sizes  # the first one has the prompt's block in it
 
 
+def test_memory_by_the_plan_alone() -> None:
+    """A staircase without a window, flat with one; neither much higher than weights and cache."""
+    found = run("decode", "--planned", "--only", "gpt2/64/2k")
+    assert found.returncode == 0, found.stderr
+    causal, window = (json.loads(line) for line in found.stdout.splitlines())
+    sizes = [size for _, size in causal["memory"]]
+    assert len(sizes) > 1 and sizes == sorted(sizes)
+    assert len(window["memory"]) == 1
+    assert all(record["over_needed"] < 1.1 for record in (causal, window))
+
+
 def test_what_a_step_reads_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import _decode_cells

@@ -169,25 +169,29 @@ def test_a_weights_gradient_is_one_matrix_product() -> None:
     np.testing.assert_allclose(evaluate(graph, {T: 4}, inputs).dW, expected, rtol=1e-5)
 
 
-def attention_in_training() -> tuple[tp.Program, Any, Any]:
+def attention_in_training(window: int | None = None) -> tuple[tp.Program, Any, Any]:
     with tp.Program() as prog:
         i, I = prog.dim("i")
         t, T = prog.dim("t")
         x = prog.input("x", shape=3, domain=t)
         w = prog.state("w", np.eye(3), over=i)
         h = x @ w
-        weights = tp.softmax(tp.einsum("d,kd->k", h, h[i, 0 : t + 1]))
-        y = tp.einsum("k,kd->d", weights, h[i, 0 : t + 1])
+        seen = slice(0 if window is None else tp.max(0, t - window + 1), t + 1)
+        weights = tp.softmax(tp.einsum("d,kd->k", h, h[i, seen]))
+        y = tp.einsum("k,kd->d", weights, h[i, seen])
         w.next = w - 0.1 * tp.grad(tp.square(y - x).sum()[i, 0:T].mean(), w)
         prog.output("w", w[I])
     return prog, I, T
 
 
-def test_the_gradient_of_a_range_is_one_contraction_also_in_training() -> None:
+@pytest.mark.parametrize("window", [None, 1, 3, 7])
+def test_the_gradient_of_a_range_is_one_contraction_also_in_training(window: int | None) -> None:
     """An iteration needs the one before, and all steps of it are there: what attention adds to keys and values is a
-    product over all steps, not one for every step of what it adds to all others."""
-    prog, I, T = attention_in_training()
+    product over all steps, not one for every step of what it adds to all others; also where ranges begin later and
+    later."""
+    prog, I, T = attention_in_training(window)
     graph = resolved(prog)
+    assert nodes(graph, "take_along_axis") == []
     products = [node.attributes["subscripts"] for node in nodes(graph, "einsum")]
     assert {"ak,ad->kd", "ad,ak->kd"} <= set(products)
     assert not any(

@@ -250,9 +250,9 @@ def test_pieces_are_the_same_programs_each_time(monkeypatch: pytest.MonkeyPatch)
     given: list[str] = []
     compiled = Building.compiled
 
-    def noted(self: Building, lowered: Any) -> Any:
+    def noted(self: Building, lowered: Any, *once: bool) -> Any:
         given.append(lowered.as_text())
-        return compiled(self, lowered)
+        return compiled(self, lowered, *once)
 
     monkeypatch.setattr(Building, "compiled", noted)
 
@@ -267,15 +267,14 @@ def test_pieces_are_the_same_programs_each_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_piece_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compiled in the background; the run that needs it says so."""
-    lowered = Building.lowered
+    lowered = Building.lowered_stage
 
-    def broken(self: Building) -> Iterator[Any]:
-        for n, program in enumerate(lowered(self)):
-            if n == stages.FIRST:
-                raise MemoryError("no room for it")
-            yield program
+    def broken(self: Building, number: int, arrays: Any) -> Any:
+        if number == stages.FIRST:
+            raise MemoryError("no room for it")
+        return lowered(self, number, arrays)
 
-    monkeypatch.setattr(Building, "lowered", broken)
+    monkeypatch.setattr(Building, "lowered_stage", broken)
     run = cut(attention(), 4, 8)
     with pytest.raises(MemoryError, match="no room for it"):
         run(**attention()[2])
@@ -479,8 +478,18 @@ def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pyt
     given = {"a": normal(6)}
     assert "1 program," in prog.compile({T: 6}).explain()
     monkeypatch.setattr(stages, "LARGE", 2)
+    compiled = Building.compiled
+    order: list[tuple[bool, ...]] = []
+
+    def noted(self: Building, lowered: Any, *once: bool) -> Any:
+        order.append(once)
+        return compiled(self, lowered, *once)
+
+    monkeypatch.setattr(Building, "compiled", noted)
     run = prog.compile({T: 6})
     assert "2 programs," in run.explain()
+    # Inputs, the loop, which takes longest to compile, what is done once before it, and outputs.
+    assert order == [(), (False,), (True,), ()]
     np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 

@@ -281,7 +281,7 @@ class _Expansion:
         condition = self.active[node]
         if node.op is ACCUMULATE:
             for flow in flows:
-                self.flow_from_scatter(node, node.scatters[flow.slot])
+                self.flow_from_scatter(node, flow)
             return
         assert node.op.gradient is not None
         g = RecurrentTensor(self.program, adjoint.here())
@@ -293,9 +293,9 @@ class _Expansion:
             if part is not None:
                 self.send(self.spread(part, adjoint.domain), flow, flow.index, condition)
 
-    def flow_from_scatter(self, node: Node, scatter: Scatter) -> None:
+    def flow_from_scatter(self, node: Node, flow: Flow) -> None:
         """The adjoint of adding into points is reading them."""
-        producer, adjoint = scatter.node, self.adjoints[node]
+        scatter, producer, adjoint = node.scatters[flow.slot], flow.producer, self.adjoints[node]
         by_dim = dict(zip(node.domain, scatter.index, strict=True))
         full = tuple(by_dim.get(d, d) for d in adjoint.domain)
         read = RecurrentTensor(self.program, Edge(adjoint, full))

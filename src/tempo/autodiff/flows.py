@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tempo import dtypes
 from tempo.autodiff.requests import Request
 from tempo.errors import IndexExpressionError
-from tempo.graph.node import Case, Domain, Node, Scatter
-from tempo.graph.structural import ACCUMULATE, RECURRENT
+from tempo.graph.node import Case, Domain, Node, Scatter, frozen
+from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import reachable
 from tempo.symbolic import (
     TRUE,
@@ -47,7 +48,10 @@ class Relevant:
         self.held: Domain = tuple(d for d in self.wrt[0].domain if d in self.loss.domain)
         unknown = {node: (r, n) for r in pending for n, node in enumerate(r.results)}
         everything = reachable([self.loss.node], _with_pending(cases, unknown))
-        self.flows = [f for node in everything for f in _flows(node, cases, unknown)]
+        first = _first_of_equals(everything, {self.loss.node, *self.wrt})
+        distinct = (node for node in everything if first[node] is node)
+        flows = (f for node in distinct for f in _flows(node, cases, unknown))
+        self.flows = [replace(f, producer=first.get(f.producer, f.producer)) for f in flows]
         self.free: tuple[Dim, ...] = ()
         self._narrow()
         undecided = list(self.held)
@@ -79,6 +83,21 @@ class Relevant:
                 self._narrow()
                 return True
         return False
+
+
+def _first_of_equals(nodes: Iterable[Node], themselves: set[Node]) -> dict[Node, Node]:
+    """For every node, the first one that is the same operation on the same operands. What flows back into any of them
+    is added up there and goes on once: a product that is written three times has one gradient by its weights."""
+    first: dict[Node, Node] = {}
+    known: dict[Any, Node] = {}
+    for node in nodes:
+        if node in themselves or node.op in (ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT):
+            first[node] = node
+            continue
+        reads = tuple((first.get(edge.node, edge.node), edge.index) for edge in node.edges)
+        key = node.op, node.domain, node.shape, node.dtype, frozen(node.attributes), reads
+        first[node] = known.setdefault(key, node)
+    return first
 
 
 def _with_pending(cases: Cases, unknown: Mapping[Node, tuple[Request, int]]) -> Cases:

@@ -1,7 +1,8 @@
 """Attention as one operation: what a contraction, a softmax of it and a second contraction are together.
 
 No user writes it. ``passes/attention.py`` puts it in place of the operations it stands for, where a device has
-something better for all of them than for one after the other.
+something better for all of them than for one after the other; ``passes/attention_to_past.py`` does so for all steps of
+a dim at once, and for the gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tempo.dtypes import DType
-from tempo.graph.node import Edge, Primitive, Shape
+from tempo.graph.node import Edge, Primitive, Shape, normal_size
 from tempo.ops.common import accumulate_in
 from tempo.ops.contraction import subscript_terms
 
@@ -65,3 +66,77 @@ def _arranged(jx: Jx, array: Any, term: str, wanted: str) -> Any:
 
 
 ATTENTION = Primitive("attention", infer=_infer, reference=_reference, jax=_jax)
+
+
+# -- all steps at once ---------------------------------------------------------------------------------------------
+
+# Each step sees itself and those before it, or the last ``window`` of these: queries (steps, heads, size), keys and
+# values (steps, groups, size); query head n has the keys of group ``n // (heads / groups)``.
+
+
+def _weights(q: Array, k: Array, scale: float, window: int | None) -> Array:
+    """(heads, steps, steps seen), of queries and keys (steps, heads, size)."""
+    steps = np.arange(len(q))
+    back = steps[:, None] - steps
+    seen = (back >= 0) & (back < (len(q) if window is None else window))
+    scores = np.where(seen, np.einsum("thd,shd->hts", q, k) * scale, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    weights: Array = powers / powers.sum(-1, keepdims=True)
+    return weights
+
+
+def _for_heads(x: Array, heads: int) -> Array:
+    repeated: Array = np.repeat(accumulate_in(x), heads // x.shape[1], axis=1)
+    return repeated
+
+
+def _of_groups(x: Array, groups: int) -> Array:
+    """What was computed for each head, summed over those of a group."""
+    found: Array = x.reshape(len(x), groups, -1, x.shape[-1]).sum(2)
+    return found
+
+
+def _past_reference(q: Array, k: Array, v: Array, *, scale: float, window: int | None) -> Array:
+    heads = q.shape[1]
+    weights = _weights(accumulate_in(q), _for_heads(k, heads), scale, window)
+    averages: Array = np.einsum("hts,shd->thd", weights, _for_heads(v, heads))
+    return averages.astype(v.dtype)
+
+
+def _past_gradient_reference(q: Array, k: Array, v: Array, g: Array, *, scale: float, window: int | None) -> Array:
+    heads, groups = q.shape[1], k.shape[1]
+    queries, keys, values = accumulate_in(q), _for_heads(k, heads), _for_heads(v, heads)
+    weights = _weights(queries, keys, scale, window)
+    flow = np.einsum("thd,shd->hts", accumulate_in(g), values)
+    scores = scale * weights * (flow - (weights * flow).sum(-1, keepdims=True))
+    of_q = np.einsum("hts,shd->thd", scores, keys)
+    of_k = _of_groups(np.einsum("hts,thd->shd", scores, queries), groups)
+    of_v = _of_groups(np.einsum("hts,thd->shd", weights, accumulate_in(g)), groups)
+    return np.asarray(np.concatenate([of_q, of_k, of_v], axis=1)).astype(q.dtype)
+
+
+def _past_jax(jx: Jx, q: Padded, k: Padded, v: Padded, *, scale: float, window: int | None) -> Any:
+    from tempo.backends.jax.attention_to_past import attention_to_past
+
+    return attention_to_past(q.array, k.array, v.array, scale, window)
+
+
+def _past_gradient_jax(jx: Jx, q: Padded, k: Padded, v: Padded, g: Padded, *, scale: float, window: int | None) -> Any:
+    from tempo.backends.jax.attention_to_past import gradients
+
+    return jx.np.concatenate(gradients(q.array, k.array, v.array, g.array, scale, window), axis=1)
+
+
+def _all_heads(q: Edge, k: Edge, *_: Edge, **__: Any) -> tuple[Shape, DType]:
+    steps, heads, size = q.shape
+    return (steps, normal_size(heads + 2 * k.shape[1]), size), q.dtype
+
+
+ATTENTION_TO_PAST = Primitive(
+    "attention_to_past", infer=lambda q, k, v, **_: (q.shape, q.dtype), reference=_past_reference, jax=_past_jax
+)
+
+ATTENTION_TO_PAST_GRADIENT = Primitive(
+    "attention_to_past_gradient", infer=_all_heads, reference=_past_gradient_reference, jax=_past_gradient_jax
+)
+"""The gradients of queries, keys and values, for one of the averages: the heads of all three, one after the other."""

@@ -73,18 +73,8 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
         x.array if x is spare else jx.masked(x, [n for n, letter in enumerate(term) if letter not in out], 0)
         for x, term in ((a, left), (b, right))
     ]
-    wide = dtypes.accumulator_of(a.dtype)
-
-    def product(*arrays: Any) -> Any:
-        return jx.np.einsum(subscripts, *arrays, precision=jx.lax.Precision.HIGHEST, preferred_element_type=wide)
-
-    def widened(*arrays: Any) -> Any:
-        return product(*(x.astype(wide) for x in arrays))
-
-    if wide == a.dtype:
-        return product(*arrays)
-    # XLA for CPUs lacks some products of bfloat16 with a result in float32.
-    return jx.lax.platform_dependent(*arrays, cpu=widened, default=product).astype(a.dtype)
+    # Sums in half precision are made in single precision all the same: only what they come to is rounded.
+    return jx.np.einsum(subscripts, *arrays, precision=jx.lax.Precision.HIGHEST, preferred_element_type=a.dtype)
 
 
 def _gradient(

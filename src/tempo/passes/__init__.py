@@ -9,6 +9,7 @@ from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
 from tempo.passes.attention import fuse_attention
+from tempo.passes.attention_to_past import fuse_attention_to_past
 from tempo.passes.choices import choose_where_read
 from tempo.passes.equal import merge_equal
 from tempo.passes.linear import linear_recurrences
@@ -37,6 +38,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
 # These ask for the bounds' numbers, and for the dims that are unrolled.
 FOR_NUMBERS = (drop_single_steps, compute_selected, skew)
 
+FUSE_ATTENTION_TO_PAST = "fuse attention to past"
 FUSE_ATTENTION = "fuse attention"
 
 # Backends know no accumulations, so that this one cannot be left out.
@@ -67,6 +69,8 @@ def apply_parallel_passes(
 ) -> Graph:
     """The last of the passes. What they make of a graph reads its operands in one way only, so that nothing is rolled
     after them."""
+    if FUSE_ATTENTION_TO_PAST not in skip:
+        graph = fuse_attention_to_past(graph, parallel)
     if FUSE_ATTENTION not in skip:
         graph = fuse_attention(graph)
     return linear_recurrences(graph, parallel, unrolled)

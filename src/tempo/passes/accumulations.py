@@ -311,15 +311,12 @@ class _Part:
 
     def conditional(self, value: Edge) -> Edge:
         """The value where the point is hit at all, zero elsewhere."""
-        hull = [
+        hit = [
             part
-            for q, s in self.spread
-            for part in (
-                q >= extremes(s.start, self.ranges())[0].substitute(self.solved),
-                q < extremes(s.stop, self.ranges())[1].substitute(self.solved),
-            )
+            for (q, _), (low, high) in zip(self.spread, self.hull, strict=True)
+            for part in (q >= low.substitute(self.solved), q < high.substitute(self.solved))
         ]
-        condition = within(conjunction([*self.outer, *hull]), self.target.domain)
+        condition = within(conjunction([*self.outer, *hit]), self.target.domain)
         return value if condition is TRUE else self.by_cases(condition, value, self.target.domain)
 
     def by_cases(self, condition: Condition, value: Edge, domain: Domain) -> Edge:
@@ -344,7 +341,7 @@ class _Part:
         producer = self.producer.node
         if producer.op is not EINSUM or not self.free or self.mask or self.only_where is not TRUE:
             return None
-        if self.spread and not (self.fixed and not self.together):
+        if self.spread and self.together:
             return None
         subscripts = producer.attributes["subscripts"]
         inputs, out = subscripts.split("->")
@@ -353,7 +350,7 @@ class _Part:
         edges: list[Edge] = []
         for n, edge in enumerate(producer.edges):
             # Padded axes must be as long at every step; padding is zero, so that it adds nothing.
-            stacked = self.stack(self.padded(edge))
+            stacked = self.stack(self.padded(edge) if self.fixed else self.placed(edge, terms[n], out))
             if stacked is None:
                 return None
             new, order = stacked
@@ -362,7 +359,36 @@ class _Part:
         if not all(letters[d] in term for d in self.free for term in terms):
             return None
         value = make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
-        return self.elements(value)
+        if self.fixed:
+            return self.elements(value)
+        for (q, _), (low, _) in zip(self.spread, self.hull, strict=True):
+            value = self.element(value, 0, q - low.substitute(self.solved))
+        return value
+
+    def placed(self, edge: Edge, term: str, out: str) -> Edge:
+        """An operand with the axes that slices spread as long as all slices together, and zero outside of its own: what
+        a step adds to a point is then at the same place at every step."""
+        own = dict(zip(out, zip(self.spread, self.hull, strict=False), strict=False))
+        starts: list[Expr | int] = []
+        sizes: list[Expr | int] = []
+        for letter, size in zip(term, edge.shape, strict=True):
+            if letter in own:
+                (_, s), (low, high) = own[letter]
+                starts.append(normal_size(s.start - low))
+                sizes.append(normal_size(high - low))
+            else:
+                starts.append(0)
+                sizes.append(normal_size(self.widest(size)))
+        if tuple(sizes) == edge.shape and not any(starts):
+            return edge
+        steps, zero = (1,) * len(sizes), scalar(0, edge.dtype)
+        return make(PLACE, edge, source=self.source, shape=tuple(sizes), starts=tuple(starts), steps=steps, value=zero)
+
+    @property
+    def hull(self) -> list[tuple[Expr, Expr]]:
+        """Where the slices of each spread axis begin and end, at all steps of the free dims."""
+        ranges = self.ranges()
+        return [(extremes(s.start, ranges)[0], extremes(s.stop, ranges)[1]) for _, s in self.spread]
 
     def stack(self, edge: Edge) -> tuple[Edge, Domain] | None:
         """An operand read over the spans of the free dims, and the order of its new leading axes."""

@@ -50,7 +50,7 @@ class _Scores:
 
 def fuse_attention(graph: Graph) -> Graph:
     """The graph with one operation for each attention whose weights nothing else needs."""
-    readers = _readers(graph)
+    readers = readers_of(graph)
 
     def change(node: Node, done: Rebuilt) -> Edge | None:
         if node.op is not EINSUM:
@@ -65,7 +65,7 @@ def fuse_attention(graph: Graph) -> Graph:
     return rebuild(graph, change)
 
 
-def _readers(graph: Graph) -> Readers:
+def readers_of(graph: Graph) -> Readers:
     found: dict[Node, list[_Reader]] = {node: [] for node in graph.nodes}
     for node in graph.nodes:
         for edge in node.edges:
@@ -81,8 +81,8 @@ def _attention(
     node: Node, weights: Edge, values: Edge, position: int, readers: Readers
 ) -> tuple[list[Edge], dict[str, object]] | None:
     """The operands and attributes of the attention whose last contraction a node is, with these weights."""
-    softmax = _softmax(weights)
-    scores = None if softmax is None else _scores(softmax)
+    softmax = softmax_of(weights)
+    scores = None if softmax is None else scores_of(softmax)
     if scores is None or not _is_closed(scores.product, node, values.node, readers):
         return None
     *operands, out = subscript_terms(node.attributes["subscripts"])
@@ -90,7 +90,7 @@ def _attention(
     return _operands(scores, values, terms)
 
 
-def _softmax(weights: Edge) -> Edge | None:
+def softmax_of(weights: Edge) -> Edge | None:
     """What the weights are the softmax of, along the last axis."""
     divide = _of(_uncast(weights), DIVIDE)
     if divide is None:
@@ -110,7 +110,7 @@ def _softmax(weights: Edge) -> Edge | None:
     return x if x.shape == exp.shape and (not shift.shape or shift.shape[-1] == 1) else None
 
 
-def _scores(edge: Edge) -> _Scores | None:
+def scores_of(edge: Edge) -> _Scores | None:
     """Scores as a contraction with a scale and a mask."""
     scale, fill, seen = 1.0, 0.0, None
     for _ in range(MOST_BETWEEN):

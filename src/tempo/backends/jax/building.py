@@ -5,7 +5,6 @@ A run can begin with the first of them while the others are compiled.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import threading
@@ -13,23 +12,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from tempo.backends.jax import apart
 from tempo.backends.jax.footprint import held
 from tempo.backends.jax.library import traceable
 from tempo.backends.jax.padded import outline
 from tempo.backends.jax.prepared import prepare_growth
-from tempo.backends.jax.stages import FIRST, Arrays, End, Key, Recipe, Stage, Stages, Taken
+from tempo.backends.jax.stages import FIRST, Arrays, End, Key, Recipe, Stage, Stages, Taken, has_loop
 from tempo.backends.jax.worker import CompiledPart, Parts, homes
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 
 Array = Any
-Compiler = Callable[[Any], Any]
-"""From a lowered program to one that can be called."""
+Given = tuple[list[Any], list[Any]]
+"""What a stage reads only, and what it changes."""
+Compiler = Callable[..., Any]
+"""From a lowered program, and whether what it does is done once, to one that can be called."""
 
 
 class Building:
@@ -49,6 +52,7 @@ class Building:
         self.compiler = compiler
         computed = homes(items)
         self.parts = [parts.compile(item, computed) for item in items]
+        self.once = [not has_loop(item.trees) for item in items]
         graph, schedule = parts.graph, parts.lowering.schedule
         outputs = (edge.node for edge in graph.outputs.values())
         # A node of which only slices of no length are read has no store.
@@ -79,6 +83,8 @@ class Building:
             tuple(map(self.stage, self.parts, items, self.fresh, later)),
             self.numbered(results),
         )
+        self.left: dict[int, Sequence[Any]] = {}
+        """The outlines of what stages leave that have been traced."""
         self.beside: list[int] = []
         self.growing = 0
 
@@ -102,30 +108,36 @@ class Building:
     def start(self) -> Stages:
         """All programs. What a run begins with, and what it ends with, which it may do soon, do not wait for the
         others, which are traced and compiled in the background."""
-        steps = self.lowered()
         pool = ThreadPoolExecutor(min(len(self.parts) + 1, os.cpu_count() or 1))
-        count = bool(self.recipe.loaded) + FIRST
-        first = [pool.submit(self.compiled, lowered) for lowered in itertools.islice(steps, count)]
+        loading = self.lowered_loading()
+        first = [pool.submit(self.compiled, loading)] if self.recipe.loaded else []
+        shapes = self.shapes(loading.out_info)
+        if self.once[:FIRST] == [True, False] and self.is_known(0):
+            # A loop takes longest to compile, so that it is not traced after what is before it.
+            before, loop = itertools.islice(shapes, FIRST)
+            compiled = pool.submit(self.compiled_stage, 1, self.lowered_stage(1, loop))
+            first += [pool.submit(self.compiled_stage, 0, self.lowered_stage(0, before)), compiled]
+            assert _shapes(self.left[0]) == _shapes(self.expected(0))
+        else:
+            stages = enumerate(itertools.islice(shapes, FIRST))
+            first += [pool.submit(self.compiled_stage, n, self.lowered_stage(n, arrays)) for n, arrays in stages]
         last = pool.submit(self.compiled, self.lowered_finish())
         pool.shutdown(wait=False)
         later: list[Future[Any]] = [Future() for _ in self.parts[FIRST:]]
         if later:
-            threading.Thread(target=self.compile_later, args=(steps, [*first, last], later)).start()
+            threading.Thread(target=self.compile_later, args=(shapes, [*first, last], later)).start()
         return Stages(self.recipe, [*first, *later, last], self.taken)
 
     def taken(self) -> Taken:
         """To be asked for when everything is compiled."""
         return Taken(held(self.inputs.values()), tuple(self.beside), self.growing)
 
-    def lowered(self) -> Iterator[Any]:
-        """The program that loads inputs, if there is anything to load; and those of the stages, each with the shapes
-        that those before it leave."""
+    def shapes(self, loaded: Sequence[Any]) -> Iterator[Given]:
+        """The outlines of what each stage is given: of what those before it leave, if they have been traced, else of
+        their stores."""
         recipe = self.recipe
-        loading = self.lowered_loading()
-        if recipe.loaded:
-            yield loading
-        state = recipe.load(self.inputs, lambda _: loading.out_info)
-        for part, fresh, stage in zip(self.parts, self.fresh, recipe.stages, strict=True):
+        state = recipe.load(self.inputs, lambda _: loaded)
+        for n, stage in enumerate(recipe.stages):
 
             def grown(old: Array, shape: tuple[int, ...], state: Arrays = state) -> Array:
                 new = outline(shape, old.dtype)
@@ -134,11 +146,23 @@ class Building:
                 return new
 
             arrays = recipe.given(stage, state, dict, grown)
-            lowered = self.lowered_stage(part, fresh, arrays)
             self.beside.append(held(value for key, value in state.items() if key not in stage.reads))
-            state |= zip(stage.writes, lowered.out_info, strict=True)
+            yield arrays
+            state |= zip(stage.writes, self.left.get(n) or self.expected(n), strict=True)
             state = {key: value for key, value in state.items() if key in stage.later}
-            yield lowered
+
+    def expected(self, number: int) -> list[Any]:
+        """The outlines of what a stage leaves in its stores."""
+        part = self.parts[number]
+        initial = [self.all.initial(key, part.rooms.get(key)) for key in part.writes]
+        return [jax.tree.map(lambda one: outline(one.shape, one.dtype), outlines) for outlines in initial]
+
+    def is_known(self, number: int) -> bool:
+        """Whether it is known what a stage leaves before it is traced: where every step of an unrolled dim has an array
+        of its own, their sizes may differ."""
+        nodes = [key for key in self.parts[number].writes if key in self.all.stores]
+        apart_ = [node for node in nodes if apart.unrolled(self.all.stores[node])]
+        return all(isinstance(size, int) for node in apart_ for size in node.shape)
 
     def lowered_loading(self) -> Any:
         nodes = [self.keys[number] for number in self.recipe.loaded]
@@ -150,7 +174,8 @@ class Building:
         others = {name: given for name, given in self.inputs.items() if name not in self.recipe.as_given}
         return traceable(tempo_load).lower(others)
 
-    def lowered_stage(self, part: CompiledPart, fresh: Sequence[Any], arrays: tuple[list[Any], list[Any]]) -> Any:
+    def lowered_stage(self, number: int, arrays: Given) -> Any:
+        part, fresh = self.parts[number], self.fresh[number]
         given = [key for key in part.reads if key not in fresh]
         kept = [key for key in given if key not in part.writes]
         changed = [key for key in given if key in part.writes]
@@ -161,7 +186,9 @@ class Building:
             part.execute(state, {}, None, {})
             return [state[key] for key in part.writes]
 
-        return traceable(tempo_stage, donate=(1,)).lower(*arrays)
+        lowered = traceable(tempo_stage, donate=(1,)).lower(*arrays)
+        self.left[number] = lowered.out_info
+        return lowered
 
     def lowered_finish(self) -> Any:
         recipe = self.recipe
@@ -172,26 +199,36 @@ class Building:
 
         return traceable(tempo_finish).lower([recipe.initially(key, recipe.rooms.get(key)) for key in recipe.results])
 
-    def compile_later(self, steps: Iterator[Any], first: Sequence[Future[Any]], later: Sequence[Future[Any]]) -> None:
+    def compile_later(
+        self, shapes: Iterator[Given], first: Sequence[Future[Any]], later: Sequence[Future[Any]]
+    ) -> None:
         wait(first)
         try:
             with self.settings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                for future, lowered in zip(later, steps, strict=True):
-                    pool.submit(self.compiled, lowered).add_done_callback(functools.partial(_pass_on, future))
+                for n, (future, arrays) in enumerate(zip(later, shapes, strict=True), FIRST):
+                    compiled = pool.submit(self.compiled_stage, n, self.lowered_stage(n, arrays))
+                    compiled.add_done_callback(partial(_pass_on, future))
         except BaseException as error:
             for future in later:
                 if not future.done():
                     future.set_exception(error)
 
-    def compiled(self, lowered: Any) -> Any:
+    def compiled_stage(self, number: int, lowered: Any) -> Any:
+        return self.compiled(lowered, self.once[number])
+
+    def compiled(self, lowered: Any, once: bool = False) -> Any:
         with self.settings():
-            return self.compiler(lowered)
+            return self.compiler(lowered, once=once)
 
 
 def _only(part: CompiledPart, needed: Set[Any]) -> CompiledPart:
     """A part that gives what is needed after it, and what it is given to change: other values of it need no memory when
     it is over."""
     return replace(part, writes=tuple(key for key in part.writes if key in needed or key in part.reads))
+
+
+def _shapes(outlines: Any) -> Any:
+    return jax.tree.map(lambda one: (one.shape, one.dtype), outlines)
 
 
 def _filled(outlined: Any) -> Array:

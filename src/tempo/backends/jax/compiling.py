@@ -2,7 +2,8 @@
 
 On a GPU, XLA makes some thirty Triton kernels for every matrix product, to run the fastest of them or the library's
 instead. That takes most of its time. For small products in loops it is worth that: biases and activations become part
-of a product. For tall ones, such as those of a batch of all steps, the library is as fast.
+of a product. For tall ones, such as those of a batch of all steps, the library is as fast; and it is not worth it for
+what is done once, before a loop.
 
 A GPU's matrix units know numbers of fewer bits than single precision has. But such a number is the sum of two that they
 know, and three of the four products of these parts are as exact as the library's products without matrix units. A
@@ -12,6 +13,7 @@ Triton kernel makes them of what it has read once; where a GPU has time for that
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +36,10 @@ THREE_PRODUCTS = (
 )
 
 LIBRARY_ONLY = {"xla_gpu_enable_triton_gemm": False}
+# For what is done once: XLA also takes seconds to find out how the softmax of each layer is best cut into tiles.
+ONCE = {**LIBRARY_ONLY, "xla_disable_hlo_passes": "triton-softmax-rewriter"}
+# So many multiply-adds take a GPU less time than to look for the fastest way takes XLA.
+QUICK = 10**13
 
 _DIMS = r"\[([\d, ]*)\] x \[[\d, ]*\]"
 _PRODUCT = re.compile(
@@ -42,14 +48,14 @@ _PRODUCT = re.compile(
 )
 
 
-def compile_lowered(lowered: Any, device: Any) -> Any:
-    """The XLA program of something lowered for a device."""
-    return lowered.compile(compiler_options=prepared(lowered, device))
+def compile_lowered(lowered: Any, device: Any, once: bool = False) -> Any:
+    """The XLA program of something lowered for a device, which may be what is done ``once``, before a loop."""
+    return lowered.compile(compiler_options=prepared(lowered, device, once))
 
 
-def prepared(lowered: Any, device: Any) -> dict[str, Any] | None:
+def prepared(lowered: Any, device: Any, once: bool = False) -> dict[str, Any] | None:
     """The options for something lowered for a device, in which it is noted what matrix units are used for."""
-    found = options(lowered, device)
+    found = ONCE if once and is_quick(lowered, device) else options(lowered, device)
     if found is None and has_matrix_units(device):
         use_matrix_units(lowered.compiler_ir("stablehlo"))
     return found
@@ -60,6 +66,13 @@ def options(lowered: Any, device: Any) -> dict[str, Any] | None:
     if not is_cuda(device):
         return None
     return LIBRARY_ONLY if all(map(is_tall, products(lowered.as_text()))) else None
+
+
+def is_quick(lowered: Any, device: Any) -> bool:
+    """Whether a GPU's time for something is not worth a search."""
+    # What a user has told XLA to leave out would be forgotten.
+    is_told = "xla_disable_hlo_passes" in os.environ.get("XLA_FLAGS", "")
+    return is_cuda(device) and not is_told and sum(map(math.prod, products(lowered.as_text()))) < QUICK
 
 
 def is_cuda(device: Any) -> bool:

@@ -81,11 +81,11 @@ class Library:
         load = serialize_executable.deserialize_and_load
         return load(program, inputs, outputs, self.device.client, [self.device])
 
-    def compile(self, lowered: Any) -> Any:
+    def compile(self, lowered: Any, once: bool = False) -> Any:
         """An XLA program, lowered from a ``traceable``: the one that is kept, or a new one, for which ``keep`` may be
-        called."""
+        called. ``once`` is for what is done once, before a loop."""
         trees = str(lowered.in_tree), str(lowered.out_tree)
-        wanted = prepared(lowered, self.device)
+        wanted = prepared(lowered, self.device, once)
         name = digest(["XLA", self.surroundings, *trees, lowered.as_text(), repr(wanted)])
         content = self.get(name)
         start = time.perf_counter()

@@ -48,7 +48,7 @@ def zeros_maker(outlines: State) -> Prepared | None:
     """The program that makes a state's zeros, if there are any."""
     leaves = jax.tree.leaves(list(outlines.values()))
     missing = tuple((leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
-    return _zeros_maker(missing, _device()) if missing else None
+    return _zeros_maker(missing, device()) if missing else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -58,12 +58,12 @@ def _zeros_maker(outlines: tuple[tuple[tuple[int, ...], Any], ...], device: Any)
 
 def grown(array: Array, room: tuple[int, ...]) -> Array:
     """A store with more room."""
-    return array if array.shape == room else _grower(array.shape, np.dtype(array.dtype), room, _device())(array)
+    return array if array.shape == room else _grower(array.shape, np.dtype(array.dtype), room, device())(array)
 
 
 def prepare_growth(old: Any, room: tuple[int, ...]) -> None:
     """Compile what makes a store longer. Otherwise the first run would wait for that at every piece of its loops."""
-    grower = _grower(old.shape, np.dtype(old.dtype), room, _device())
+    grower = _grower(old.shape, np.dtype(old.dtype), room, device())
     if not grower.programs:
         grower.programs[shapes(old)] = grower.function.lower(old).compile()
 
@@ -73,6 +73,6 @@ def _grower(shape: tuple[int, ...], dtype: Any, room: tuple[int, ...], device: A
     return Prepared(jax.jit(lambda array: jx.fit(array, room)))
 
 
-def _device() -> Any:
-    """What is compiled is for one device."""
+def device() -> Any:
+    """The one for which programs are compiled."""
     return jax.config.jax_default_device  # type: ignore[attr-defined]

@@ -52,6 +52,12 @@ def stages(trees: Sequence[Tree]) -> list[Part]:
     return parts
 
 
+def has_loop(trees: Sequence[Tree]) -> bool:
+    """Whether anything is done several times."""
+    loops = [tree for tree in trees if isinstance(tree, Loop)]
+    return any(len(loop.steps) > 1 or has_loop(loop.body) for loop in loops)
+
+
 def is_large(trees: Sequence[Tree]) -> bool:
     """Whether it takes seconds to compile them."""
     return next(itertools.islice(computes(trees), LARGE - 1, None), None) is not None
