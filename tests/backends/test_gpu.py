@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.ops.attention import ATTENTION
+from tempo.ops.attention import ATTENTION, ATTENTION_TO_PAST_GRADIENT
 
 
 @pytest.mark.gpu
@@ -81,3 +81,28 @@ def test_attention_by_its_kernel(dtype: Any, window: int | None) -> None:
     assert any(node.op is ATTENTION for node in run.graph.nodes)
     tolerance = 1e-4 if dtype == tp.float32 else 0.1
     np.testing.assert_allclose(*(np.asarray(r.x, np.float32) for r in (run(**inputs), expected)), atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 24])
+def test_training_attention_by_its_kernels(window: int | None) -> None:
+    """Attention of all steps at once, and its gradient, by the library; on a CPU they are products."""
+    with tp.Program("training") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        x = prog.input("x", 128, (b, t), dtype=tp.bfloat16)
+        attention = tp.nn.Attention(128, 4, 2, window=window, fused=True).declare(prog, init=False, dtype=tp.bfloat16)
+        loss = tp.mean(tp.square((x + attention(x, t)).astype(tp.float32))[0:B, 0:T])
+        for name, gradient in tp.grad(loss, attention.parameters()).items():
+            prog.output(name, gradient)
+        prog.output("loss", loss)
+    random = np.random.default_rng(0)
+    bounds = {B: 3, T: 80}
+    shapes = {name: (3, 80, 128) if name == "x" else node.shape for name, node in prog.graph.inputs.items()}
+    inputs = {name: (random.normal(size=shape) / 4).astype(tp.bfloat16) for name, shape in shapes.items()}
+    run = prog.compile(bounds, device="gpu")
+    assert any(node.op is ATTENTION_TO_PAST_GRADIENT for node in run.graph.nodes)
+    found, expected = run(**inputs), prog.compile(bounds, device="cpu")(**inputs)
+    for name, array in expected.outputs.items():
+        a, b = (np.asarray(x, np.float32) for x in (found[name], array))
+        np.testing.assert_allclose(a, b, atol=0.03 * np.max(np.abs(b)))
