@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import tempo as tp
@@ -59,3 +61,23 @@ def test_a_loss_that_is_written_twice() -> None:
     found = prog.evaluate({T: 5}, x=x)
     close(found.x, 2 * x)
     close(found.both, 4 * x * np.sum(x * x))
+
+
+def test_a_loss_that_steps_before_it_compute_as_well() -> None:
+    with tp.Program("recurrence") as prog:
+        t, T = prog.dim("t")
+        a = prog.input("a", 2, dtype=F64)
+        x = prog.recurrent("x", 2, t, dtype=F64)
+        x[0] = a
+        x[t + 1] = tp.sin(x) * tp.sum(x * a)
+        loss = tp.sum(x * a)
+        prog.output("a", tp.grad(loss[T - 1], a))
+    a = numbers(2)
+
+    def last(a: Any) -> Any:
+        x = a
+        for _ in range(3):
+            x = jnp.sin(x) * jnp.sum(x * a)
+        return jnp.sum(x * a)
+
+    close(prog.evaluate({T: 4}, a=a).a, jax.grad(last)(a))

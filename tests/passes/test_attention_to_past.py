@@ -83,6 +83,8 @@ def by_hand(name: str) -> tp.Program:
         t, T = prog.dim("t")
         q = prog.input("q", SIZE if name == "alone" else (3, SIZE), t)
         k, v = (prog.input(n, SIZE, t) for n in "kv")
+        if name in ("shared", "squares"):
+            v = k
         product, average = ("d,sd->s", "s,sd->d") if name == "alone" else ("md,sd->ms", "ms,sd->md")
         first = tp.max(0, t - 3) if name == "window" else 1 if name == "later" else 0
         seen = slice(first, t if name == "before" else t + 1)
@@ -95,6 +97,8 @@ def by_hand(name: str) -> tp.Program:
             weights = weights * 1.001
         y = tp.einsum(average, weights, v[seen])
         loss = tp.sum(tp.square(y)[0:T])
+        if name == "squares":  # looks like a gradient of queries
+            prog.output("squares", tp.einsum(average, tp.square(weights), v[seen]))
         if name == "weights":
             loss = loss + tp.sum(tp.square(weights).sum()[0:T])
         for n, gradient in zip("qkv", tp.grad(loss, (q, k, v)), strict=True):
@@ -104,24 +108,26 @@ def by_hand(name: str) -> tp.Program:
     return prog
 
 
-@pytest.mark.parametrize("name", ["alone", "plain", "window", "turned"])
+@pytest.mark.parametrize("name", ["alone", "plain", "window", "turned", "shared"])
 def test_by_hand(name: str) -> None:
     check(by_hand(name), (1, 1))
 
 
-@pytest.mark.parametrize("name", ["before", "later", "masked", "scaled", "more", "weights", "queries"])
+@pytest.mark.parametrize("name", ["before", "later", "masked", "scaled", "more", "weights", "squares", "queries"])
 def test_what_stays(name: str) -> None:
     """Other ranges, masks, weights that are not those of a softmax, others that read them, a gradient of queries."""
     check(by_hand(name), (0, 0))
 
 
-def test_without_gradients() -> None:
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 0)])
+def test_without_gradients(first: int, count: int) -> None:
+    """All steps so far, or all but the first one, at which nothing is seen."""
     with tp.Program("scores") as prog:
         t, _ = prog.dim("t")
         x = prog.input("x", (2, SIZE), t)
-        weights = tp.softmax(tp.einsum("gd,sgd->gs", tp.sin(x), x[0 : t + 1]))
-        prog.output("y", tp.einsum("gs,sgd->gd", weights, tp.cos(x)[0 : t + 1]))
-    check(prog, (1, 0))
+        weights = tp.softmax(tp.einsum("gd,sgd->gs", tp.sin(x), x[first : t + 1]))
+        prog.output("y", tp.einsum("gs,sgd->gd", weights, tp.cos(x)[first : t + 1]))
+    check(prog, (count, 0))
 
 
 def test_steps_that_wait_for_others_stay() -> None:
@@ -140,7 +146,7 @@ def test_steps_that_are_not_there_stay() -> None:
     with tp.Program("next") as prog:
         t, T = prog.dim("t")
         x = prog.input("x", SIZE, t)
-        ahead = tp.sin(x)[t + 1]
+        ahead = tp.sin(tp.cos(x)[t + 1])
         y = tp.einsum("s,sd->d", tp.softmax(tp.einsum("d,sd->s", ahead, x[0 : t + 1])), x[0 : t + 1])
         prog.output("y", tp.sum(y[0 : T - 1], axis=0))
     check(prog, (0, 0))

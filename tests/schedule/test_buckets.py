@@ -493,6 +493,24 @@ def test_what_comes_before_a_large_loop_is_a_program_of_its_own(monkeypatch: pyt
     np.testing.assert_allclose(run(**given).x, prog.evaluate({T: 6}, **given).x, rtol=1e-6)
 
 
+def test_what_comes_before_a_loop_has_arrays_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for every step of an unrolled dim, each as long as its step says: that is only known when it is traced."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        a = prog.input("a", domain=t)
+        growing = tp.sin(tp.cos(a)[0 : t + 1])
+        y = prog.recurrent("y", domain=s)
+        y[0] = 1.0
+        y[s + 1] = tp.tanh(tp.sum(tp.sum(growing * y)[0:T, s]))
+        prog.output("y", y)
+    given = {"a": normal(4)}
+    monkeypatch.setattr(stages, "LARGE", 2)
+    run = prog.compile({T: 4, S: 5}, plan=Plan(unroll=("t",)))
+    assert "2 programs," in run.explain()
+    np.testing.assert_allclose(run(**given).y, prog.evaluate({T: 4, S: 5}, **given).y, rtol=1e-5)
+
+
 def test_the_last_piece_changes_its_stores_in_place() -> None:
     """Although nobody needs them after it: what a program is given to change, it gives back."""
     run = cut(attention(12), 4, 8)

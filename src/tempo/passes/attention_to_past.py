@@ -185,7 +185,8 @@ def _found(node: Node, graph: Graph, numbers: Mapping[Any, int], readers: Reader
     found = _forward(node, graph, numbers)
     if found is None or not all(ready(edge, found.t) for edge in (found.q, found.keys, found.values)):
         return None
-    flows = [r.node for r in readers[found.values.node] if r.node is not None and _is_flow(r.node, found)]
+    of_values = dict.fromkeys(reader.node for reader in readers[found.values.node])
+    flows = [node for node in of_values if node is not None and _is_flow(node, found)]
     if len(flows) > 1:
         return None
     region = _region([found.product, *flows], readers)
@@ -284,7 +285,7 @@ def _is_product(
 
 def _is_flow(node: Node, found: _Attention) -> bool:
     """Whether a node is the product of a gradient of the averages with the values."""
-    return any(
+    return node is not found.product and any(  # which it looks like, if keys are values
         edge.is_here
         and found.t in edge.node.domain
         and _is_product(node, (edge, AVERAGES), (found.values, VALUES), SCORES, found)
