@@ -88,6 +88,16 @@ def test_states_of_some_nodes() -> None:
     assert raised.value.message == "nodes is not a list of numbers from 0 to 1: [2]"
 
 
+def test_chunks_of_large_states_are_narrow() -> None:
+    """So that what is computed at once fits a cache."""
+    forest = tp.forest(children=[[n + 40] for n in range(40)] + [[]] * 40, value=np.arange(80, dtype=np.float32))
+    for widest, expected in ((256, {64: 1}), (63, {16: 3}), (1, {4: 10})):
+        plan = layout(forest, None, lambda count: count, widest)
+        assert {s.width: len(s.nodes) for s in plan.segments if len(s.nodes)} == expected
+    large = tp.fold(lambda value: tp.full((1024, 1024), value), lambda children: children.space[0] + 1)
+    assert large(forest, nodes=forest.roots)[:, 0, 0].tolist() == [n + 41.0 for n in range(40)]
+
+
 def test_leaves_with_the_same_word_are_one() -> None:
     """Their state is computed once, and what flows into it is the sum of what flows into each."""
     forest = tp.forest(children=[[1, 2, 3], [], [], [], []], indices=[0, 7, 7, 9, 7])

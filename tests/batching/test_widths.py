@@ -14,7 +14,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.widths import _cut, room
+from tempo.batching.widths import _cut, launches, room, widest
 
 from . import models
 
@@ -47,6 +47,21 @@ def test_launches_make_every_call(work: float, platform: str) -> None:
         assert all(0 < calls <= width for width, calls in cut)
         # Only the last has padding: results that others wrote stay.
         assert all(calls == width for width, calls in cut[:-1])
+
+
+def test_launches_that_fit_a_cache() -> None:
+    """Of calls with large arguments and results, fewer are made at once on a CPU."""
+    matrices = 3 * 128 * 128 * 4
+    assert widest(matrices) == 10
+    assert widest(2**30) == 1
+    assert launches(40, 1e7, matrices) == ((8, 8),) * 5
+    assert launches(3, 1e7, 2**30) == ((1, 1),) * 3
+    assert launches(40, 1e7, 1024) == ((32, 32), (8, 8))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_gpu_has_no_such_cache() -> None:
+    assert launches(40, 1e7, 3 * 128 * 128 * 4) == launches(40, 1e7, 1) == ((64, 40),)
 
 
 def test_room_is_for_a_quarter_more_and_then_for_twice_as_many() -> None:

@@ -140,6 +140,11 @@ class Trace:
             return 1e9
         return float(sum(map(_operations, self.nodes)))
 
+    @cached_property
+    def size(self) -> int:
+        """The bytes of a call's arguments and results."""
+        return sum(one.bytes for one in (*self.arguments, *self.results))
+
     def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for one instance."""
         return self._evaluated(parameters, arguments)[0]

@@ -20,7 +20,7 @@ from tempo.batching.kernels import added, held, jit, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
-from tempo.batching.widths import padded_width
+from tempo.batching.widths import padded_width, widest
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any
@@ -162,7 +162,7 @@ class Fold(Parametrised):
         ``wanted`` are the nodes whose states are. All numbers are one array, which is one transfer."""
         of_leaves = [forest.data[name][forest.heights == 0] for name in parts.leaf.asked]
         same = first_calls(of_leaves, [False] * len(of_leaves), parts.leaf.trace)
-        plan = layout(forest, same, partial(self._room, "leaves"))
+        plan = layout(forest, same, partial(self._room, "leaves"), widest(parts.inner.trace.size))
         nodes = self._room("nodes", len(forest))
         room = self._room(which, len(wanted))
         leaves = self._room("leaves", len(plan.leaves))

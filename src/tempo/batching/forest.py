@@ -170,9 +170,9 @@ class Layout:
     """How many rows there are."""
 
 
-def layout(forest: Forest, same: Array | None, room: Callable[[int], int]) -> Layout:
-    """Cut a forest into chunks. ``same`` says for every leaf, in their order, the first one that has the same state, if
-    some have; ``room`` how many rows there are for so many leaves."""
+def layout(forest: Forest, same: Array | None, room: Callable[[int], int], widest: int = WIDTHS[0]) -> Layout:
+    """Cut a forest into chunks, which are not wider than ``widest``. ``same`` says for every leaf, in their order, the
+    first one that has the same state, if some have; ``room`` how many rows there are for so many leaves."""
     order = np.argsort(forest.heights, kind="stable").astype(np.int32)
     counts = np.bincount(forest.heights) if len(forest) else np.zeros(1, np.int64)
     ends = np.cumsum(counts)
@@ -182,7 +182,7 @@ def layout(forest: Forest, same: Array | None, room: Callable[[int], int]) -> La
     positions = np.cumsum(made)
     rows[all_leaves] = positions if same is None else positions[same]
     leaves = room(int(np.count_nonzero(made)))
-    widths = [_width(int(count)) for count in counts[1:]]
+    widths = [_width(int(count), widest) for count in counts[1:]]
     for n in range(len(widths) - 2, -1, -1):  # where a node may have many parents, levels can grow
         widths[n] = max(widths[n], widths[n + 1])
     chunks: dict[int, list[Array]] = {width: [] for width in WIDTHS}
@@ -201,6 +201,7 @@ def layout(forest: Forest, same: Array | None, room: Callable[[int], int]) -> La
     return Layout(all_leaves[made], tuple(segments), rows, position)
 
 
-def _width(count: int) -> int:
+def _width(count: int, widest: int) -> int:
     """The width of chunks with which so many nodes cost the least."""
-    return min(WIDTHS, key=lambda width: (-(-count // width) * (width + OVERHEAD), -width))
+    fits = [width for width in WIDTHS if width <= widest] or WIDTHS[-1:]
+    return min(fits, key=lambda width: (-(-count // width) * (width + OVERHEAD), -width))

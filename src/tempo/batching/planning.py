@@ -319,7 +319,7 @@ class _Part:
         self.firsts: list[int] = []
         first = 0
         for end in ends:
-            for width, count in launches(end - first, calls.trace.work):
+            for width, count in launches(end - first, calls.trace.work, calls.trace.size):
                 self.widths.append(width)
                 self.counts.append(count)
                 self.firsts.append(first)

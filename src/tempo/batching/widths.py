@@ -18,6 +18,9 @@ at 100 GFLOP/s for 128 lanes do so at 80 for 256."""
 SMALL = (*FINE, 256, 512, 1024)
 """For cells that are hardly any work. No wider, so that what a kernel needs does not grow with the mini-batch."""
 COARSE = (16, 64, 256, 1024)
+CACHE = 2**21
+"""On a CPU, what the arguments and results of a launch's calls may take: they are copied together and apart again, and
+read in between. Matrices of 128 x 128 take 1.8 times as long if that is all of a level's."""
 OPERATIONS = {"cpu": 2e7, "gpu": 3e8}
 """The arithmetic that could be done in the time that a launch takes beside its arithmetic."""
 
@@ -38,16 +41,22 @@ def room(count: int, before: int, least: int) -> int:
     return max(least, 1 << (wanted - 1).bit_length())
 
 
-def launches(count: int, work: float) -> tuple[tuple[int, int], ...]:
+def launches(count: int, work: float, size: int) -> tuple[tuple[int, int], ...]:
     """Calls of one level as launches: the width of each, and how many calls it makes. ``work`` is a call's arithmetic
-    operations."""
-    return _cut(count, work, "cpu" if jax.default_backend() == "cpu" else "gpu")
+    operations, ``size`` the bytes of its arguments and results."""
+    return _cut(count, work, "cpu" if jax.default_backend() == "cpu" else "gpu", widest(size))
+
+
+def widest(size: int) -> int:
+    """How many calls at most are made at once whose arguments and results have so many bytes each."""
+    return max(CACHE // max(size, 1), 1) if jax.default_backend() == "cpu" else COARSE[-1]
 
 
 @cache
-def _cut(count: int, work: float, platform: str) -> tuple[tuple[int, int], ...]:
+def _cut(count: int, work: float, platform: str, most: int = COARSE[-1]) -> tuple[tuple[int, int], ...]:
     beside = OPERATIONS[platform] / max(work, 1.0)
-    widths = SMALL if platform == "cpu" and beside > 1000 else FINE if platform == "cpu" or beside < 1 else COARSE
+    known = SMALL if platform == "cpu" and beside > 1000 else FINE if platform == "cpu" or beside < 1 else COARSE
+    widths = tuple(width for width in known if width <= most)
     whole, rest = divmod(count, widths[-1])
     found = ((widths[-1], widths[-1]),) * whole
     return found + _cheapest(rest, beside, widths) if rest else found
