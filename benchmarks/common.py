@@ -81,9 +81,10 @@ def compile_tempo(
     arrays: Mapping[str, Array],
     device: Any,
     plan: tp.Plan | None = None,
+    skip: Sequence[str] = (),
 ) -> Ready:
-    """One of our programs."""
-    run = prog.compile(bounds, device=device.platform, plan=plan)
+    """One of our programs, without some passes."""
+    run = Executable(prog.graph, bounds, device=device.platform, plan=plan, skip=skip)
     whole = run._whole
     memory = whole.memory()
     figures = {

@@ -10,18 +10,27 @@ cuDNN ("jax cudnn"); ours is what it chooses, and with attention left as two pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Ready, Results, arguments, compile_jax, interleaved, medians, relative_error, table, use_device
+from common import (
+    Ready,
+    Results,
+    arguments,
+    compile_jax,
+    compile_tempo,
+    interleaved,
+    medians,
+    relative_error,
+    table,
+    use_device,
+)
 
 import tempo as tp
 from tempo.passes import FUSE_ATTENTION_TO_PAST
-from tempo.runtime.executable import Executable
 
 Array = Any
 BLOCKS = 4
@@ -138,18 +147,7 @@ def by_hand(case: Case, implementation: str | None) -> Any:
     return step
 
 
-def compile_ours(prog: tp.Program, bounds: dict[Any, int], arrays: Mapping[str, Array], skip: tuple[str, ...]) -> Ready:
-    run = Executable(prog.graph, bounds, skip=skip)
-    whole = run._whole
-    memory = whole.memory()
-
-    def call() -> Any:
-        return run._run_whole(whole, None, arrays)
-
-    return Ready(call, call, {"xla_s": run.seconds["XLA"], "bytes_xla": sum(memory.values())})
-
-
-def compare(name: str, case: Case, seconds: float, results: Results) -> list[list[Any]]:
+def compare(name: str, case: Case, device: Any, seconds: float, results: Results) -> list[list[Any]]:
     prog, bounds = program(case)
     rng = np.random.default_rng(0)
     arrays = {}
@@ -159,11 +157,11 @@ def compare(name: str, case: Case, seconds: float, results: Results) -> list[lis
         array = rng.normal(size=(*steps, *node.shape)) * scale if given == "x" or len(node.shape) > 1 else 1.0
         arrays[given] = jnp.full((*steps, *node.shape), array, tp.bfloat16)
     systems: dict[str, Ready] = {
-        "tempo": compile_ours(prog, bounds, arrays, ()),
-        "tempo products": compile_ours(prog, bounds, arrays, (FUSE_ATTENTION_TO_PAST,)),
+        "tempo": compile_tempo(prog, bounds, arrays, device),
+        "tempo products": compile_tempo(prog, bounds, arrays, device, skip=(FUSE_ATTENTION_TO_PAST,)),
         "jax products": compile_jax(by_hand(case, None), arrays),
     }
-    if jax.config.values["jax_default_device"].platform == "gpu":
+    if device.platform == "gpu":
         systems["jax cudnn"] = compile_jax(by_hand(case, "cudnn"), arrays)
     expected = systems["jax products"]()
     errors = {system: relative_error(run(), expected) for system, run in systems.items()}
@@ -189,7 +187,7 @@ def main() -> int:
     rows = []
     for name, case in (QUICK if options.quick else CASES).items():
         if options.only in (None, name):
-            rows += compare(name, case, 0.1 if options.quick else 2.0, results)
+            rows += compare(name, case, device, 0.1 if options.quick else 2.0, results)
     print(table(["case", "system", "ms", "ratio", "MB XLA"], rows), file=sys.stderr)
     return 1 if any("failed" in record for record in results.records) else 0
 

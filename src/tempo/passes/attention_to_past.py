@@ -32,11 +32,12 @@ from tempo.passes.simplify import number
 from tempo.symbolic import Dim, Expr, Slice, constant, maximum
 from tempo.symbolic.intervals import at_least, extremes
 
-# What there are kernels for, and from where on they are faster than products.
+# What cuDNN has kernels for.
 FLOATS = (dtypes.bfloat16, dtypes.float16)
 MOST_SIZE = 128
 UNIT = 8
-LEAST_STEPS = 64
+# The fewest for which they were measured to be faster than products, on an H200.
+LEAST_STEPS = 512
 
 # At this step it is tried out what is computed from scores, or at the last one before it.
 TRIED = 5
@@ -47,7 +48,7 @@ QUERIES, KEYS, VALUES, SCORES, AVERAGES = "gmd", "sgd", "sge", "gms", "gme"
 TIME = "a"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Attention:
     """What one attention is made of, and the contractions of its gradient."""
 
@@ -87,14 +88,14 @@ def fuse_attention_to_past(graph: Graph, numbers: Mapping[Any, int]) -> Graph:
                 roles |= {n: (name, found) for n in nodes}
     if not roles:
         return graph
-    made: dict[tuple[int, bool], Edge] = {}
+    made: dict[tuple[_Attention, bool], Edge] = {}
 
     def change(node: Node, done: Rebuilt) -> Edge | None:
         if node not in roles:
             return None
         role, found = roles[node]
         is_gradient = role != "averages"
-        key = id(found), is_gradient
+        key = found, is_gradient
         if key not in made:
             made[key] = _made(found, is_gradient, done)
         return _part(made[key], role, found, node)
@@ -208,7 +209,7 @@ def _forward(node: Node, graph: Graph, numbers: Mapping[Any, int]) -> _Attention
             if seen is None or not q.is_here or seen != _past(values, node) or seen[0] in graph.stops:
                 continue
             t, first, window = seen
-            without = _missing(scores.product, q, keys)
+            without = _missing(q, keys)
             found = _Attention(scores.product, node, q, keys, values, t, first, scores.scale, window, without)
             sizes = {q.shape[-1], keys.shape[-1], values.shape[-1]}
             (size, *others) = sizes
@@ -250,18 +251,16 @@ def _window(start: Expr, t: Dim) -> int:
     return steps.constant if steps.is_constant and start == maximum(0, t - steps.constant + 1) else 0
 
 
-def _missing(product: Node, q: Edge, keys: Edge) -> str:
+def _missing(q: Edge, keys: Edge) -> str:
     """Which of the axes g and m there are not."""
     grouped = len(keys.node.shape) > 1
     queries = len(q.shape) > (2 if grouped else 1)
     return ("" if grouped else "g") + ("" if queries else "m")
 
 
-def _is_product(
-    node: Node | None, left: tuple[Edge, str], right: tuple[Edge, str], out: str, found: _Attention
-) -> bool:
+def _is_product(node: Node, left: tuple[Edge, str], right: tuple[Edge, str], out: str, found: _Attention) -> bool:
     """Whether a node multiplies two edges, in any order, whose axes have these names."""
-    if node is None or node.op is not EINSUM:
+    if node.op is not EINSUM:
         return False
     *terms, result = subscript_terms(node.attributes["subscripts"])
     for (first, of_first), (second, of_second) in ((left, right), (right, left)):
@@ -323,7 +322,7 @@ def _with_gradient(
         for reader in outside:
             if reader is found.node:
                 continue
-            if not flows:
+            if found.flow is None:
                 return False
             if reader.op is EINSUM:
                 if not _is_product(reader, (inner.here(), SCORES), (found.keys, KEYS), QUERIES, found):
@@ -332,16 +331,16 @@ def _with_gradient(
                 continue
             if not _is_placed(reader, found):
                 return False
-            placed = _over_all(reader.here(), found.t)
+            placed = _over_all(reader.here(), found.t), TIME + SCORES
+            flow = _over_all(found.flow, found.t), TIME + AVERAGES
+            queries = _over_all(found.q, found.t), TIME + QUERIES
             for last in readers[reader]:
-                if found.flow is not None and _is_product(
-                    last.node, (placed, TIME + SCORES), (_over_all(found.flow, found.t), TIME + AVERAGES), VALUES, found
-                ):
-                    found.of_values.append(last.node)  # type: ignore[arg-type]
-                elif _is_product(
-                    last.node, (placed, TIME + SCORES), (_over_all(found.q, found.t), TIME + QUERIES), KEYS, found
-                ):
-                    found.of_keys.append(last.node)  # type: ignore[arg-type]
+                if last.node is None:
+                    return False
+                if _is_product(last.node, placed, flow, VALUES, found):
+                    found.of_values.append(last.node)
+                elif _is_product(last.node, placed, queries, KEYS, found):
+                    found.of_keys.append(last.node)
                 else:
                     return False
     # The contractions over all steps read the gradient at all of them: it has a value there.
@@ -374,7 +373,7 @@ def _is_softmax(
 ) -> bool:
     """Whether, for random scores, what the contractions read are weights or the gradient of the scores."""
     step = min(TRIED, found.t.bound.evaluate(numbers) - 1)
-    here = {**numbers, **{d: step if d is found.t else 0 for d in found.product.domain}}
+    here = {**numbers, **{d: 0 for node in region for d in node.domain}, found.t: step}
     random = np.random.default_rng(0)
     shape = resolve(found.product.shape, here)
     known = {root: random.normal(size=shape) for root in (found.product, *flows)}
