@@ -61,7 +61,6 @@ from common import Results, interleaved, least, medians, table, use_device  # no
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tempo as tp  # noqa: E402
-from tempo.batching.forest import layout  # noqa: E402
 
 NAMES = ("tree_lstm", "mv_rnn", "bi_rnn", "nested_rnn", "drnn", "berxit", "stack_rnn")
 FORESTS = ("tree_lstm", "mv_rnn")
@@ -351,7 +350,10 @@ def of_a_forest(folded: Any, forest: Any, training: bool) -> dict[str, Any]:
         folded._run(folded._backward if training else folded._forward, *prepared)
         seconds = {"plan": planned - start, "device": time.perf_counter() - planned}
         fewest = {part: min(fewest[part], seconds[part]) for part in fewest}
-    chunks = [segment.nodes.shape for segment in layout(forest, None, lambda leaves: leaves).segments]
+    parts, shape, *_ = prepared
+    chunks = [one[:2] for one in shape.chunks]
+    if not shape.all_turns:
+        chunks = [segment.nodes.shape for segment in folded._layout(forest, parts).segments]
     launches, lanes = sum(count for count, _ in chunks), sum(count * width for count, width in chunks)
     inner = int(np.count_nonzero(forest.heights))
     return {

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import tree_util
 
 import tempo as tp
 from tempo import nn
 from tempo.batching.forest import layout
 from tests.batching import models
+
+fold = importlib.import_module("tempo.batching.fold")  # whose name in the package is the function's
 
 
 class Inner(nn.Module):
@@ -29,9 +35,13 @@ class Inner(nn.Module):
         return tp.sigmoid(o) * tp.tanh(c), c
 
 
+def new_tree_lstm() -> Any:
+    return tp.fold(models.Leaf(5), Inner(5), loss=models.Score(5))
+
+
 @cache
 def tree_lstm() -> Any:
-    return tp.fold(models.Leaf(5), Inner(5), loss=models.Score(5))
+    return new_tree_lstm()
 
 
 def forest_of(data: list[Any]) -> Any:
@@ -92,7 +102,8 @@ def test_chunks_of_large_states_are_narrow() -> None:
     """So that what is computed at once fits a cache."""
     forest = tp.forest(children=[[n + 40] for n in range(40)] + [[]] * 40, value=np.arange(80, dtype=np.float32))
     for widest, expected in ((256, {64: 1}), (63, {16: 3}), (1, {4: 10})):
-        plan = layout(forest, None, lambda count: count, widest)
+        allowed = [width for width in (256, 64, 16, 4) if width <= widest] or [4]
+        plan = layout(forest, None, lambda count: count, allowed)
         assert {s.width: len(s.nodes) for s in plan.segments if len(s.nodes)} == expected
     large = tp.fold(lambda value: tp.full((1024, 1024), value), lambda children: children.space[0] + 1)
     assert large(forest, nodes=forest.roots)[:, 0, 0].tolist() == [n + 41.0 for n in range(40)]
@@ -149,6 +160,93 @@ def test_gradients(count: int) -> None:
     for name, gradient in gradients.items():
         reference = p[name].grad if p[name].grad is not None else torch.zeros_like(p[name])
         np.testing.assert_allclose(gradient, reference, atol=1e-6, rtol=1e-4, err_msg=name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_chunks_of_any_forest(data: st.DataObject) -> None:
+    """Every node has a row of its own, is computed once or as padding, and after its children, which it finds."""
+    count = data.draw(st.integers(0, 60))
+    children = [data.draw(st.lists(st.integers(0, n - 1), max_size=3)) if n else [] for n in range(count)]
+    names = data.draw(st.permutations(range(count)))
+    named: list[list[int]] = [[] for _ in names]
+    for n, some in enumerate(children):
+        named[names[n]] = [names[child] for child in some]
+    forest = tp.forest(children=named)
+    allowed = data.draw(st.sampled_from([(16, 4, 1), (8,), (64, 2)]))
+    plan = layout(forest, None, lambda leaves: leaves + 2, allowed, data.draw(st.sampled_from([0.0, 3.0, 1e3])))
+    order = np.argsort(forest.heights, kind="stable")
+    assert forest.order.tolist() == order.tolist()
+    assert len(set(plan.rows.tolist())) == count
+    assert plan.rows.size == 0 or (plan.rows.min() > 0 and plan.rows.max() < plan.size)
+    row, done = 1 + len(plan.leaves) + 2, {0, *plan.rows[plan.leaves].tolist()}
+    assert [s.width for s in plan.segments] == list(allowed)
+    for segment in plan.segments:
+        assert segment.nodes.shape == segment.children.shape[:2]
+        for nodes, rows in zip(segment.nodes, segment.children, strict=True):
+            expected = np.where(forest.children[nodes] >= 0, plan.rows[forest.children[nodes]], 0)
+            assert rows.tolist() == expected.tolist()
+            assert done.issuperset(rows.ravel().tolist())
+            own = dict(zip(nodes.tolist(), range(row, row + len(nodes)), strict=True))  # of a padded node the last row
+            assert all(plan.rows[node] <= last for node, last in own.items())
+            done.update(plan.rows[nodes].tolist())
+            row += len(nodes)
+    assert row == plan.size
+    assert done == {0, *plan.rows.tolist()}
+
+
+def test_programs_that_know_how_many_chunks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: chunks that fill up to a number compute the last one again, and nothing flows from them."""
+    known, others = new_tree_lstm(), tree_lstm()
+    shapes = set()
+    for seed, (count, most) in enumerate([(30, 19), (2, 3), (28, 19), (100, 5)]):
+        forest = forest_of(labelled(count, most=most, seed=seed))
+        expected = others(forest), others.value_and_grad(forest)
+        with monkeypatch.context() as patched:
+            patched.setattr(fold, "turns_should_be_known", lambda: True)
+            found = known(forest), known.value_and_grad(forest)
+            _, shape, _, _ = known._prepared(forest, None, "roots", forest.roots)
+        assert shape.all_turns
+        counts = [len(s.nodes) for s in known._layout(forest, known._parts[next(iter(known._parts))]).segments]
+        turns = [chunks[0] for chunks in shape.chunks]
+        assert all(a <= b and (a == 0) == (b == 0) for a, b in zip(counts, turns, strict=True))
+        assert sum(turns) <= 4 * sum(counts)
+        shapes.add(shape.chunks)
+        for a, b in zip(tree_util.tree_leaves(found), tree_util.tree_leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert len(shapes) > 2
+
+
+def test_few_programs_know_how_many_chunks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children))
+    monkeypatch.setattr(fold, "turns_should_be_known", lambda: True)
+
+    def chain(length: int) -> Any:
+        return tp.forest(children=[[n + 1] for n in range(length)] + [[]], value=np.full(length + 1, 7, np.float32))
+
+    for length in (1, 2, 3, 4):
+        assert total(chain(length))[0] == 7
+    assert total._turns == {(0, 0, 0, n) for n in (1, 2, 3, 4)}
+    monkeypatch.setattr(fold, "TURNS", 5)
+    for length in (20, 17, 13):
+        assert total(chain(length))[0] == 7
+    assert len(total._turns) == 5  # 24 turns do for 13 chunks and more
+    assert total(chain(100))[0] == 7
+    assert total(chain(11))[0] == 7
+    assert len(total._turns) == 5
+
+
+def test_data_of_any_width() -> None:
+    """Four bytes a number or not, and with axes."""
+    flags, halves = np.array([True, False, True]), np.array([0.5, 0.25, 2], np.float16)
+    pairs = np.arange(6, dtype=np.float32).reshape(3, 2)
+    numbers = np.array([1, 2**31 + 5, 3], np.uint32)
+    folded = tp.fold(
+        lambda pair, half, flag, number: pair * half.astype("float32") + tp.where(flag, 1.0, 0.0),
+        lambda children, pair, number: tp.sum(children, axis=0) + pair + tp.where(number > 9, 1.0, 0.0),
+    )
+    forest = tp.forest(children=[[], [0, 2], []], pair=pairs, half=halves, flag=flags, number=numbers, unread=[0] * 3)
+    assert folded(forest).tolist() == [[1, 1.5], [1 + 9 + 2 + 1, 1.5 + 11 + 3 + 1], [9, 11]]
 
 
 def test_smaller_forests_need_no_other_program() -> None:

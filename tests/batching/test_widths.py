@@ -14,7 +14,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.widths import _cut, launches, room, widest
+from tempo.batching.widths import _cut, chunk_widths, launches, room, widest
 
 from . import models
 
@@ -62,6 +62,17 @@ def test_launches_that_fit_a_cache() -> None:
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_gpu_has_no_such_cache() -> None:
     assert launches(40, 1e7, 3 * 128 * 128 * 4) == launches(40, 1e7, 1) == ((64, 40),)
+
+
+def test_widths_of_a_forests_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch costs a GPU as much as hundreds of lanes, unless a lane is much work."""
+    matrices = 3 * 128 * 128 * 4
+    assert chunk_widths(1e6, 1024) == ((256, 64, 16, 4), 20)
+    assert chunk_widths(1e6, matrices) == ((4,), 20)
+    assert chunk_widths(1e6, 2**30) == ((4,), 20)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert chunk_widths(1e6, matrices) == ((1024, 256, 64, 16), 300)
+    assert chunk_widths(3e9, 1024) == ((64, 16, 4, 1), 0.1)
 
 
 def test_room_is_for_a_quarter_more_and_then_for_twice_as_many() -> None:

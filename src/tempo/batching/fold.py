@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +16,30 @@ import numpy as np
 from jax import lax, tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
-from tempo.batching.forest import Forest, layout
+from tempo.batching.forest import Forest, Layout, layout
 from tempo.batching.kernels import added, held, jit, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
-from tempo.batching.widths import padded_width, widest
+from tempo.batching.widths import chunk_widths, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any
 Inputs = dict[str, Any]
 
+WORD = 4
+"""Bytes of a number of the array in which most of what a program is given is one transfer."""
 SLOTS = 4
 """Up to so many children are gathered one by one: what a cell does with its first child is then done with what was
 gathered, not with a copy of a part of it (MV-RNN: 22 ms instead of 37)."""
+TURNS = 8
+"""For so many numbers of chunks, at most, there are programs in which they are constants."""
+
+
+def turns_should_be_known() -> bool:
+    """A GPU's host reads after every turn of a loop whether there is another one, if it does not know, which takes 20
+    to 30 us: as long as a chunk. On a CPU a turn costs nothing."""
+    return jax.default_backend() != "cpu"
 
 
 class Fold(Parametrised):
@@ -39,6 +50,8 @@ class Fold(Parametrised):
         cells = {"leaf": leaf, "inner": inner}
         super().__init__(cells if loss is None else {**cells, "loss": loss}, seed)
         self._capacities: dict[Any, int] = {}
+        self._turns: set[tuple[int, ...]] = set()
+        """For which numbers of chunks, per width, there are programs in which they are constants."""
         self._forward = jit(_forward, static_argnums=(0, 1), donate_argnums=4)
         # All that is donated is kept: what flows is not read, but its memory is used.
         self._backward = jit(_backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
@@ -159,24 +172,53 @@ class Fold(Parametrised):
         self, forest: Forest, parts: _Parts, which: str, wanted: np.ndarray[Any, Any]
     ) -> tuple[_Shape, tuple[Array, ...]]:
         """What the program is given, in arrays that are as large as they ever were: it is compiled for few sizes.
-        ``wanted`` are the nodes whose states are. All numbers are one array, which is one transfer."""
-        of_leaves = [forest.data[name][forest.heights == 0] for name in parts.leaf.asked]
+        ``wanted`` are the nodes whose states are. What has four bytes is one array, which is one transfer."""
+        plan = self._layout(forest, parts)
+        counts = [len(segment.nodes) for segment in plan.segments]
+        known = self._known_turns(counts) if turns_should_be_known() else None
+        most = known or tuple([self._room(("chunks", s.width), len(s.nodes)) for s in plan.segments])
+        asked = [part.asked for part in (parts.leaf, parts.inner, parts.loss if which == "roots" else None) if part]
+        data = {name: forest.data[name] for name in dict.fromkeys(itertools.chain(*asked)) if name in forest.data}
+        shape = _Shape(
+            data=tuple([(name, kind(array.shape[1:], array.dtype)) for name, array in data.items()]),
+            nodes=self._room("nodes", len(forest)),
+            wanted=self._room(which, len(wanted)),
+            leaves=self._room("leaves", len(plan.leaves)),
+            chunks=tuple([(turns, *s.children.shape[1:]) for turns, s in zip(most, plan.segments, strict=True)]),
+            all_turns=known is not None,
+            rows=self._room("size", plan.size),
+        )
+        numbers = [(np.array([len(wanted), *counts]), 1 + len(counts))]
+        numbers += [(wanted, shape.wanted), (plan.rows[wanted], shape.wanted), (plan.leaves, shape.leaves)]
+        for turns, segment in zip(most, plan.segments, strict=True):
+            numbers += [(segment.nodes, turns), (segment.children, turns)]
+        numbers += [(a.view(np.int32), shape.nodes) for a in data.values() if a.dtype.itemsize == WORD]
+        others = [_fit(array, shape.nodes) for array in data.values() if array.dtype.itemsize != WORD]
+        return shape, (_packed(numbers), *others)
+
+    def _layout(self, forest: Forest, parts: _Parts) -> Layout:
+        leaves = forest.order[: np.count_nonzero(forest.heights == 0)]
+        of_leaves = [forest.data[name][leaves] for name in parts.leaf.asked]
         same = first_calls(of_leaves, [False] * len(of_leaves), parts.leaf.trace)
-        plan = layout(forest, same, partial(self._room, "leaves"), widest(parts.inner.trace.size))
-        nodes = self._room("nodes", len(forest))
-        room = self._room(which, len(wanted))
-        leaves = self._room("leaves", len(plan.leaves))
-        numbers = [np.array([len(wanted)]), _fit(wanted, room), _fit(plan.rows[wanted], room)]
-        numbers.append(_fit(plan.leaves, leaves))
-        chunks = []
-        for segment in plan.segments:
-            count = len(segment.nodes)
-            most = self._room(("chunks", segment.width), count)
-            numbers += [np.array([count]), _fit(segment.nodes, most), _fit(segment.children, most)]
-            chunks.append((most, *segment.children.shape[1:]))
-        shape = _Shape(tuple(forest.data), room, leaves, tuple(chunks), self._room("size", plan.size))
-        data = [_fit(array, nodes) for array in forest.data.values()]
-        return shape, (np.concatenate([array.ravel().astype(np.int32) for array in numbers]), *data)
+        inner = parts.inner.trace
+        return layout(forest, same, partial(self._room, "leaves"), *chunk_widths(inner.work, inner.size))
+
+    def _known_turns(self, counts: Sequence[int]) -> tuple[int, ...] | None:
+        """Per width a number of turns that there is a program for, or may be one: as many as there are chunks or some
+        more, not twice as many in all, and none where there is no chunk that could be computed once more. None if
+        there are programs enough."""
+        wanted = tuple([padded_width(count) if count else 0 for count in counts])
+        fits = [
+            known
+            for known in self._turns
+            if all(a >= b and (a > 0) == (b > 0) for a, b in zip(known, wanted, strict=True))
+            and sum(known) <= 2 * sum(wanted)
+        ]
+        if not fits and len(self._turns) == TURNS:
+            return None
+        found = min(fits, key=sum, default=wanted)
+        self._turns.add(found)
+        return found
 
     def _room(self, what: Any, count: int) -> int:
         wanted = padded_width(count) if count else 0
@@ -201,18 +243,21 @@ def fold(
 class _Shape(NamedTuple):
     """How large the arrays of a program are."""
 
-    data: tuple[str, ...]
-    """The names of the forest's arrays."""
+    data: tuple[tuple[str, Kind], ...]
+    """The forest's arrays that the program reads: their names, and what there is of each for a node."""
+    nodes: int
     wanted: int
     leaves: int
     chunks: tuple[tuple[int, int, int], ...]
     """Per width how many chunks, the width, and the forest's arity."""
+    all_turns: bool
+    """Whether so many are computed, the last of them several times, and not only as many as there are."""
     rows: int
     """Of the arenas."""
 
     def unpacked(self, arrays: Sequence[Array]) -> Inputs:
         """What the program is given, by name."""
-        numbers, *data = arrays
+        numbers, *others = arrays
         ends = 0
 
         def next_one(*sizes: int) -> Array:
@@ -220,15 +265,21 @@ class _Shape(NamedTuple):
             start, ends = ends, ends + math.prod(sizes)
             return numbers[start:ends].reshape(sizes)
 
-        count = next_one()
+        count, *counts = next_one(1 + len(self.chunks))
         wanted, rows, leaves = next_one(self.wanted), next_one(self.wanted), next_one(self.leaves)
         segments = [
-            {"count": next_one(), "nodes": next_one(chunks, width), "rows": next_one(chunks, width, arity)}
-            for chunks, width, arity in self.chunks
+            {"count": own, "nodes": next_one(most, width), "rows": next_one(most, width, arity)}
+            for own, (most, width, arity) in zip(counts, self.chunks, strict=True)
         ]
+        data, rest = {}, iter(others)
+        for name, one in self.data:
+            if one.dtype.itemsize == WORD:
+                data[name] = lax.bitcast_convert_type(next_one(self.nodes, *one.shape), one.dtype)
+            else:
+                data[name] = next(rest)
         weights = jnp.where(jnp.arange(self.wanted) < count, 1 / count, 0).astype(np.float32)
-        found = {"wanted": wanted, "rows": rows, "leaves": leaves, "segments": segments, "weights": weights}
-        return {"data": dict(zip(self.data, data, strict=True)), **found}
+        found = {"data": data, "wanted": wanted, "rows": rows, "leaves": leaves, "weights": weights}
+        return found | {"segments": segments, "all_turns": self.all_turns}
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +320,20 @@ def _inside(numbers: np.ndarray[Any, Any], size: int) -> bool:
     return bool(np.all((numbers >= 0) & (numbers < size)))
 
 
+def _packed(columns: Sequence[tuple[Array, int]]) -> Array:
+    """Arrays with so many rows each, their last ones repeated, behind each other as integers."""
+    sizes = [length * math.prod(array.shape[1:]) for array, length in columns]
+    found = np.zeros(sum(sizes), np.int32)
+    end = 0
+    for (array, length), size in zip(columns, sizes, strict=True):
+        own = found[end : end + size].reshape(length, *array.shape[1:])
+        if len(array):
+            own[: len(array)] = array
+            own[len(array) :] = array[-1]
+        end += size
+    return found
+
+
 def _fit(array: Array, length: int) -> Array:
     """An array with so many rows, its last one repeated."""
     if not len(array):
@@ -287,10 +352,19 @@ class _Chunks:
     first: Array
     nodes: Array
     rows: Array
+    all_turns: bool
 
     @property
     def width(self) -> int:
         return int(self.nodes.shape[1])
+
+    @property
+    def turns(self) -> Array | int:
+        return len(self.nodes) if self.all_turns else self.count
+
+    def row(self, n: Array) -> Array:
+        """Where the nth chunk's states are: of what fills up, the last one's, which it is."""
+        return self.first + (jnp.minimum(n, self.count - 1) if self.all_turns else n) * self.width
 
     def arguments(self, parts: _Parts, inputs: Inputs, arenas: Sequence[Array], n: Array) -> list[Array]:
         """Those of the nth chunk's nodes."""
@@ -308,7 +382,7 @@ def _chunks(inputs: Inputs) -> list[_Chunks]:
     found = []
     for segment in inputs["segments"]:
         if len(segment["nodes"]):
-            found.append(_Chunks(segment["count"], first, segment["nodes"], segment["rows"]))
+            found.append(_Chunks(segment["count"], first, segment["nodes"], segment["rows"], inputs["all_turns"]))
             first = first + segment["count"] * found[-1].width
     return found
 
@@ -335,12 +409,12 @@ def _states(
         arenas, fault = carry
         arguments = chunks.arguments(parts, inputs, arenas, n)
         states, bad = parts.inner.trace.checked(chunks.width, parts.inner.own(values), arguments)
-        row = chunks.first + n * chunks.width
+        row = chunks.row(n)
         new = [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
         return new, jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
 
     for chunks in _chunks(inputs):
-        arenas, faults[1] = lax.fori_loop(0, chunks.count, partial(chunk, chunks), (arenas, faults[1]))
+        arenas, faults[1] = lax.fori_loop(0, chunks.turns, partial(chunk, chunks), (arenas, faults[1]))
     return arenas, faults
 
 
@@ -371,14 +445,16 @@ def _backward(
     carry = _flow(parts.loss, values, arguments, [weights], rows, carry)
 
     def chunk(chunks: _Chunks, k: Array, carry: _Carry) -> _Carry:
-        n = chunks.count - 1 - k
-        row = chunks.first + n * chunks.width
+        n = chunks.turns - 1 - k
+        coming = [lax.dynamic_slice_in_dim(flow, chunks.row(n), chunks.width, 0) for flow in carry[0]]
+        if chunks.all_turns:
+            coming = [jnp.where(n < chunks.count, flow, 0) for flow in coming]
         # Read before anything is added: XLA would read it again between, and copy the arena for that.
-        coming = held([lax.dynamic_slice_in_dim(flow, row, chunks.width, 0) for flow in carry[0]], n)
+        coming = held(coming, n)
         return _flow(parts.inner, values, chunks.arguments(parts, inputs, arenas, n), coming, chunks.rows[n], carry)
 
     for chunks in reversed(_chunks(inputs)):
-        carry = lax.fori_loop(0, chunks.count, partial(chunk, chunks), carry)
+        carry = lax.fori_loop(0, chunks.turns, partial(chunk, chunks), carry)
 
     leaves = inputs["leaves"]
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]

@@ -3,8 +3,9 @@
 Nodes are ordered by height. The nodes of one height are cut into chunks of one of a few widths; a program has one loop
 over chunks for each of these widths, from the widest (there are never more nodes of a height than of the one below) to
 the narrowest. How many chunks there are is only known at run time, so that one program does for all forests up to some
-size. A chunk gathers the states of its children from an arena, and writes its own as consecutive rows; the first row is
-zeros, for children that are not there. The backward pass makes the same loops, backwards.
+size; on a GPU, they are filled up to a number that is known before (``fold.py``). A chunk gathers the states of its
+children from an arena, and writes its own as consecutive rows; the first row is zeros, for children that are not there.
+The backward pass makes the same loops, backwards.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ from tempo.errors import InputError, ShapeError
 
 Array = np.ndarray[Any, Any]
 
-WIDTHS = (256, 64, 16, 4)
-OVERHEAD = 16
-"""What a chunk costs beside its lanes, in lanes."""
-
 
 @dataclass(frozen=True)
 class Forest:
@@ -33,6 +30,8 @@ class Forest:
     data: Mapping[str, Array]
     roots: Array = field(init=False)
     heights: Array = field(init=False)
+    order: Array = field(init=False)
+    """All nodes, by height, and by number where that is the same."""
 
     def __post_init__(self) -> None:
         children = self.children
@@ -46,7 +45,12 @@ class Forest:
         is_root = np.ones(len(children), bool)
         is_root[inner] = False
         object.__setattr__(self, "roots", np.flatnonzero(is_root))
-        object.__setattr__(self, "heights", _heights(children))
+        levels = _levels(children)
+        order = np.concatenate(levels).astype(np.int32)
+        heights = np.empty(len(children), np.int32)
+        heights[order] = np.repeat(np.arange(len(levels)), [len(nodes) for nodes in levels])
+        object.__setattr__(self, "heights", heights)
+        object.__setattr__(self, "order", order)
 
     def __len__(self) -> int:
         return len(self.children)
@@ -118,33 +122,27 @@ def _narrow(array: Array) -> Array:
     return array.astype(narrow.get(array.dtype, array.dtype), copy=False)
 
 
-def _heights(children: Array) -> Array:
-    """How far every node is from the leaves: one more than the highest of its children."""
-    heights = np.zeros(len(children), np.int32)
+def _levels(children: Array) -> list[Array]:
+    """The nodes of every height: one more than the highest of a node's children."""
     parents, slots = np.nonzero(children >= 0)
     own = children[parents, slots]
-    order = np.argsort(own, kind="stable")
-    parents = parents[order]
-    first = np.searchsorted(own[order], np.arange(len(children) + 1))
+    parents = parents[np.argsort(own, kind="stable")]
+    first = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=len(children)))])
     missing = np.bincount(parents, minlength=len(children))
-    ready = np.flatnonzero(missing == 0)
-    done, level = len(ready), 0
-    while len(ready):
-        level += 1
+    levels = [np.flatnonzero(missing == 0)]
+    while len(ready := levels[-1]):
         lengths = first[ready + 1] - first[ready]
         # The positions first[r], first[r] + 1, ... of every node r that is ready.
         starts = np.repeat(first[ready] - np.cumsum(lengths) + lengths, lengths)
         above = parents[starts + np.arange(lengths.sum())]
         np.subtract.at(missing, above, 1)
-        ready = np.unique(above[missing[above] == 0])
-        heights[ready] = level
-        done += len(ready)
-    if done < len(children):
+        levels.append(np.unique(above[missing[above] == 0]))
+    if sum(map(len, levels)) < len(children):
         raise InputError(
             f"the children of node {int(np.flatnonzero(missing)[0])} lead in a circle",
             hint="every node must come to an end at leaves",
         )
-    return heights
+    return levels
 
 
 @dataclass(frozen=True)
@@ -170,38 +168,43 @@ class Layout:
     """How many rows there are."""
 
 
-def layout(forest: Forest, same: Array | None, room: Callable[[int], int], widest: int = WIDTHS[0]) -> Layout:
-    """Cut a forest into chunks, which are not wider than ``widest``. ``same`` says for every leaf, in their order, the
-    first one that has the same state, if some have; ``room`` how many rows there are for so many leaves."""
-    order = np.argsort(forest.heights, kind="stable").astype(np.int32)
-    counts = np.bincount(forest.heights) if len(forest) else np.zeros(1, np.int64)
-    ends = np.cumsum(counts)
-    rows = np.zeros(len(forest), np.int32)
-    all_leaves = order[: ends[0]]
+def layout(
+    forest: Forest,
+    same: Array | None,
+    room: Callable[[int], int],
+    allowed: Sequence[int] = (256, 64, 16, 4),
+    beside: float = 16.0,
+) -> Layout:
+    """Cut a forest into chunks of the widths that are ``allowed``, widest first; a chunk costs as much as so many
+    lanes ``beside`` its own. ``same`` says for every leaf, in their order, the first one that has the same state, if
+    some have; ``room`` how many rows there are for so many leaves."""
+    counts = np.bincount(forest.heights, minlength=1)
+    all_leaves, order = forest.order[: counts[0]], forest.order[counts[0] :]
     made = np.ones(len(all_leaves), bool) if same is None else same == np.arange(len(same))
     positions = np.cumsum(made)
+    rows = np.zeros(len(forest) + 1, np.int32)  # the last for no child, which is node -1
     rows[all_leaves] = positions if same is None else positions[same]
-    leaves = room(int(np.count_nonzero(made)))
-    widths = [_width(int(count), widest) for count in counts[1:]]
-    for n in range(len(widths) - 2, -1, -1):  # where a node may have many parents, levels can grow
-        widths[n] = max(widths[n], widths[n + 1])
-    chunks: dict[int, list[Array]] = {width: [] for width in WIDTHS}
-    position = 1 + leaves
-    for count, end, width in zip(counts[1:], ends[1:], widths, strict=True):
-        nodes = order[end - count : end]
-        rows[nodes] = position + np.arange(count)
-        whole = -(-int(count) // width) * width
-        chunks[width].append(np.concatenate([nodes, np.full(whole - count, nodes[-1], np.int32)]))
-        position += whole
-    segments = []
-    for width, found in chunks.items():
-        nodes = np.concatenate(found).reshape(-1, width) if found else np.zeros((0, width), np.int32)
-        children = forest.children[nodes] if len(forest) else np.zeros((0, width, 1), np.int32)
-        segments.append(Segment(width, nodes, np.where(children >= 0, rows[children] if len(rows) else 0, 0)))
-    return Layout(all_leaves[made], tuple(segments), rows, position)
+    first = 1 + room(int(np.count_nonzero(made)))
+
+    counts = counts[1:]
+    widths = np.array([_width(count, allowed, beside) for count in counts.tolist()], np.int64)
+    widths = np.maximum.accumulate(widths[::-1])[::-1]  # where a node may have many parents, levels can grow
+    lanes = -(-counts // widths) * widths
+    ends = np.cumsum(counts)
+    before = np.cumsum(lanes) - lanes - (ends - counts)  # how many lanes before each level are padding
+    rows[order] = first + np.arange(len(order)) + np.repeat(before, counts)
+    size = int(lanes.sum())
+    nodes = order[np.minimum(np.arange(size) - np.repeat(before, lanes), np.repeat(ends - 1, lanes))]
+    children = rows[forest.children[nodes]]
+    segments, start = [], 0
+    for width in allowed:
+        end = start + int(lanes[widths == width].sum())
+        own = nodes[start:end].reshape(-1, width)
+        segments.append(Segment(width, own, children[start:end].reshape(*own.shape, forest.children.shape[1])))
+        start = end
+    return Layout(all_leaves[made], tuple(segments), rows[:-1], first + size)
 
 
-def _width(count: int, widest: int) -> int:
+def _width(count: int, allowed: Sequence[int], beside: float) -> int:
     """The width of chunks with which so many nodes cost the least."""
-    fits = [width for width in WIDTHS if width <= widest] or WIDTHS[-1:]
-    return min(fits, key=lambda width: (-(-count // width) * (width + OVERHEAD), -width))
+    return min(allowed, key=lambda width: (-(-count // width) * (width + beside), -width))

@@ -52,6 +52,16 @@ def widest(size: int) -> int:
     return max(CACHE // max(size, 1), 1) if jax.default_backend() == "cpu" else COARSE[-1]
 
 
+def chunk_widths(work: float, size: int) -> tuple[tuple[int, ...], float]:
+    """Of which widths a forest's levels may be computed, widest first, and what a chunk costs beside its lanes, in
+    lanes. All are in one program, so that there are few, and no more on a GPU for calls that are much work."""
+    is_cpu = jax.default_backend() == "cpu"
+    beside = OPERATIONS["cpu" if is_cpu else "gpu"] / max(work, 1.0)
+    widths = (256, 64, 16, 4) if is_cpu else COARSE[::-1] if beside >= 1 else (64, 16, 4, 1)
+    most = widest(size)
+    return tuple(width for width in widths if width <= most) or widths[-1:], beside
+
+
 @cache
 def _cut(count: int, work: float, platform: str, most: int = COARSE[-1]) -> tuple[tuple[int, int], ...]:
     beside = OPERATIONS[platform] / max(work, 1.0)
