@@ -106,3 +106,30 @@ def test_training_attention_by_its_kernels(window: int | None) -> None:
     for name, array in expected.outputs.items():
         a, b = (np.asarray(x, np.float32) for x in (found[name], array))
         np.testing.assert_allclose(a, b, atol=0.03 * np.max(np.abs(b)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 200])
+def test_attention_of_a_prompt_by_its_kernel(window: int | None) -> None:
+    """Many steps at once, of which each sees its own, and sequences that start late; on a CPU they are products."""
+    layers, steps = 3, 640
+    with tp.Program("prompt") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        start = prog.input("start", (), b, dtype=tp.int32)
+        x = prog.input("x", 128, (b, t), dtype=tp.bfloat16)
+        for n in range(layers):
+            attention = tp.nn.Attention(128, 4, 2, window=window)
+            x = x + attention.declare(prog, prefix=str(n), init=False, dtype=tp.bfloat16)(x, t, start)
+        prog.output("x", x)
+    random = np.random.default_rng(0)
+    inputs: dict[str, Any] = {"start": np.array([0, 7, 300], np.int32)}
+    for name, node in prog.graph.inputs.items():
+        shape, scale = ((3, steps, 128), 1.0) if name == "x" else (node.shape, 128**-0.5)
+        inputs.setdefault(name, (scale * random.normal(size=shape)).astype(tp.bfloat16))
+    run = prog.compile({B: 3, T: steps}, device="gpu")
+    assert sum(node.op is ATTENTION for node in run.graph.nodes) == layers
+    found, expected = run(**inputs), prog.compile({B: 3, T: steps}, device="cpu")(**inputs)
+    for n, first in enumerate(inputs["start"]):  # what is computed for steps before a start means nothing
+        a, b = (np.asarray(x.x[n, first:], np.float32) for x in (found, expected))
+        np.testing.assert_allclose(a, b, atol=0.05 * np.max(np.abs(b)))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.attention import Layout, kernel, products
+from tempo.backends.jax.attention import Layout, kernel, products, shared_kernel, shared_products
+from tempo.backends.jax.circles import Hull
+from tempo.backends.jax.reading import _Reader
 from tempo.graph.node import Graph
 from tempo.ops.attention import ATTENTION
 from tempo.passes import apply_passes
@@ -36,7 +38,11 @@ def check(prog: tp.Program, bounds: dict[str, int], tolerance: float = 1e-4, **i
 
 
 def generate(
-    window: int | None = None, heads: tuple[int, int] = (4, 2), given: bool = False, dtype: Any = tp.float32
+    window: int | None = None,
+    heads: tuple[int, int] = (4, 2),
+    given: bool = False,
+    dtype: Any = tp.float32,
+    layers: int = 1,
 ) -> tp.Program:
     """Steps that depend on attention to those before them, from a first one or from a prompt."""
     size = heads[0] * SIZE
@@ -44,12 +50,16 @@ def generate(
         b, _ = prog.dim("b")
         p, P = prog.dim("p")
         t, _ = prog.dim("t")
-        attention = tp.nn.Attention(size, *heads, window=window).declare(prog, init=False, dtype=dtype)
+        attentions = [tp.nn.Attention(size, *heads, window=window) for _ in range(layers)]
+        attentions = [one.declare(prog, prefix=f"{n}.", init=False, dtype=dtype) for n, one in enumerate(attentions)]
         prompt = prog.input("prompt", size, (b, p))
         start = prog.input("start", (), b, dtype=tp.int32) if given else None
         x = prog.recurrent("x", size, (b, t), dtype=dtype)
         x[t < P] = prompt[b, t].astype(dtype)
-        x[b, t + 1] = tp.tanh(x + attention(x, t, start))
+        y = x
+        for attention in attentions:
+            y = tp.tanh(y + attention(y, t, start))
+        x[b, t + 1] = y
         prog.output("x", x)
     return prog
 
@@ -77,6 +87,50 @@ def test_generation(window: int | None, heads: tuple[int, int], given: bool) -> 
     check(prog, bounds, **arrays(prog, bounds))
 
 
+@pytest.fixture
+def hulls(monkeypatch: pytest.MonkeyPatch) -> list[Hull]:
+    """What is read once for many windows, as far as programs are traced."""
+    found: list[Hull] = []
+    turned = Hull.turned
+
+    def noted(self: Hull, *given: Any) -> Any:
+        found.append(self)
+        return turned(self, *given)
+
+    monkeypatch.setattr(Hull, "turned", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("window", "given", "found"),
+    [(8, False, {(8, 14), (15, 14)}), (12, True, {(0, 18), (7, 22)}), (40, True, {(0, 29)}), (None, True, set())],
+)
+def test_prompts(window: int | None, given: bool, found: set[tuple[int, int]], hulls: list[Hull]) -> None:
+    """Many steps of a prompt at once: keys and values of all of their windows are read once."""
+    prog = generate(window, (4, 2), given, layers=3)
+    bounds = {"B": 2, "P": 30, "T": 34}
+    assert fused(prog.graph) == 3
+    check(prog, bounds, **arrays(prog, bounds))
+    assert {(hull.low, hull.size) for hull in hulls} == found
+
+
+def test_prompts_of_which_a_step_too_many_is_computed(hulls: list[Hull], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of one layer, which nobody needs, has keys that need not be numbers; no window has it."""
+    gathered = []
+    gather = _Reader.gather
+
+    def noted(self: _Reader, items: Any) -> None:
+        gathered.append(self.edge)
+        gather(self, items)
+
+    monkeypatch.setattr(_Reader, "gather", noted)
+    prog = generate(12, (4, 2), True, layers=4)
+    bounds = {"B": 2, "P": 24, "T": 28}
+    check(prog, bounds, **arrays(prog, bounds))
+    assert {hull.low for hull in hulls} == {0, 1}
+    assert not gathered
+
+
 def test_in_half_precision() -> None:
     prog = generate(dtype=tp.bfloat16)
     bounds = {"B": 2, "P": 3, "T": 6}
@@ -99,6 +153,10 @@ def by_hand(name: str) -> tuple[tp.Program, Any]:
             scores = y[tp.max(t - 3, 0) : t] @ k
             seen = tp.softmax(scores) @ y[tp.max(t - 3, 0) : t]
             y[t] = tp.tanh(x + seen)
+        elif name == "fixed":  # as many steps for every point, of which only the first differs
+            s, _ = prog.dim("s")
+            z = prog.input("z", SIZE, s)
+            y = tp.softmax(z[t : t + 3] @ w.space[0]) @ z[t : t + 3]
         elif name == "future":
             scores = 0.25 * tp.einsum("d,sd->s", x, k[t:T])
             y = tp.einsum("sd,s->d", v[t:T], tp.softmax(scores))
@@ -109,11 +167,29 @@ def by_hand(name: str) -> tuple[tp.Program, Any]:
     return prog, T
 
 
-@pytest.mark.parametrize("name", ["empty", "window", "future", "masked"])
-def test_by_hand(name: str) -> None:
+@pytest.mark.parametrize("name", ["empty", "window", "fixed", "future", "masked"])
+def test_by_hand(name: str, hulls: list[Hull]) -> None:
     prog, _ = by_hand(name)
+    bounds = {"T": 7, "S": 9} if name == "fixed" else {"T": 7}
     assert fused(prog.graph) == 1
-    check(prog, {"T": 7}, **arrays(prog, {"T": 7}))
+    check(prog, bounds, **arrays(prog, bounds))
+    assert {hull.size for hull in hulls} == {"fixed": {9}, "future": {7}}.get(name, set())
+
+
+def test_queries_over_several_dims_with_the_same_keys() -> None:
+    """They are all times at which keys are read, whichever dims they are over."""
+    with tp.Program("several") as prog:
+        i, _ = prog.dim("i")
+        b, _ = prog.dim("b")
+        t, _ = prog.dim("t")
+        x = prog.input("x", SIZE, (b, t))
+        z = prog.input("z", SIZE, i)
+        y = tp.softmax(x[b, 0 : t + 1] @ (x + z)) @ x[b, 0 : t + 1]
+        prog.output("y", y)
+        prog.output("alone", tp.softmax(x[b, 0 : t + 1] @ z) @ x[b, 0 : t + 1])
+    bounds = {"I": 3, "B": 2, "T": 7}
+    assert fused(prog.graph) == 2
+    check(prog, bounds, **arrays(prog, bounds))
 
 
 def test_weights_that_others_read_stay() -> None:
@@ -164,4 +240,36 @@ def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -
     for wide in (False, True):
         with jax.enable_x64(wide):
             traced = jax.jit(functools.partial(kernel, layout=layout)).trace(*given)
+            assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fill", "inside", "dtype"),
+    [
+        ((2, 150, 150, 2, 3), -1e30, False, jnp.bfloat16),
+        ((1, 130, 300, 1, 1), -np.inf, True, jnp.float16),
+    ],
+)
+def test_kernel_for_many_times(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -> None:
+    """The kernel for prompts, interpreted, computes what products do, also of windows; and it can be lowered."""
+    batch, times, steps, heads, queries = sizes
+    random = np.random.default_rng(0)
+    layout = Layout(SIZE**-0.5, fill, inside, False)
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(random.normal(size=shape), dtype)
+
+    q, values = normal(batch, times, heads, queries, SIZE), normal(batch, steps, heads, 2 * SIZE)
+    keys = normal(batch, heads, steps, SIZE) if inside else normal(batch, steps, heads, SIZE)
+    length = jnp.asarray(np.minimum(np.arange(times) + random.integers(0, 99, (batch, 1)), steps), jnp.int32)
+    everywhere = random.integers(-1 if fill > -np.inf else 1, 2, (batch, times, steps))
+    windows = np.where(np.arange(steps) > np.asarray(length)[:, :, None] - 40, 1, -1)
+    for seen in (everywhere, windows, np.ones_like(windows)):
+        # With a first step that is seen, if there is one: a softmax of -inf alone is no number.
+        given = q, length, jnp.asarray(seen, jnp.int32).at[:, ::3, 0].set(1), keys, values
+        found, expected = shared_kernel(*given, layout, interpret=True), shared_products(*given, layout)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), atol=0.02)
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            traced = jax.jit(functools.partial(shared_kernel, layout=layout)).trace(*given)
             assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -83,9 +83,11 @@ class Schedule:
         first, last = self.spans[node][dim]
         return first, last + 1
 
-    def is_needed_throughout(self, node: Node) -> bool:
-        """Whether a node is needed at all points at which it is computed, if no dim stops early."""
-        inside = [part for d, (first, last) in self.spans[node].items() for part in (d >= first, d <= last)]
+    def is_needed_throughout(self, node: Node, within: Mapping[Dim, tuple[int, int]]) -> bool:
+        """Whether a node is needed at all points at which it is computed, of some dims ``within`` the first and the
+        last of some steps, if no dim stops early."""
+        spans = {**self.spans[node], **within}
+        inside = [part for d, (first, last) in spans.items() for part in (d >= first, d <= last)]
         most = [equal(bound, steps) for bound, (_, steps) in self.open.items()]
         box = to_set(conjunction([*inside, *most]), node.domain)
         return bool(box.is_subset(self.needed[node]))

@@ -3,12 +3,16 @@
 XLA makes two products of it, with all scores in memory between them, and for a few queries it is several times slower
 than memory allows. On a GPU this kernel goes over the steps in tiles instead. So that all of the device is busy with a
 single query, each head's steps are shared out among several programs, whose parts are put together afterwards.
+
+Where many queries have the same keys, as those of a prompt do, each seeing some more steps than the one before it, a
+second kernel does the same for tiles of queries.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +41,10 @@ HALF_TILE = 64
 """The steps of a tile in half precision."""
 TILE = 2048
 """The numbers of a tile in single precision, which one warp goes over: few registers for each of its threads."""
+TIMES = 128
+"""Of queries at many times that have the same keys, so many are a tile, in half precision."""
+LEAST_MANY = 512
+"""For fewer times or steps, two products."""
 LOWEST = -1e38
 """Below any score, but finite: there is a difference of two of it."""
 
@@ -85,16 +93,64 @@ def _batched(layout: Layout) -> Any:
         )
 
     @run.def_vmap
-    def many(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
+    def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
+        if batched[:3] == [True, False, False]:
+            q, keys, values, *others = arrays
+            length, seen = (
+                x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(others, batched[3:], strict=True)
+            )
+            averages = _shared(layout)(*(jnp.moveaxis(x, 0, 1) for x in (q, length, seen)), keys, values)
+            return jnp.moveaxis(averages, 1, 0), True
         if not all(batched[:3]):
-            # Many queries of the same keys: a product of matrices.
             axes = [0 if b else None for b in batched]
             return jax.vmap(functools.partial(products, layout=layout), in_axes=axes)(*arrays), True
-        whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]
-        result = run(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        return result.reshape(size, -1, *result.shape[1:]), True
+        return _merged(run, size, batched, arrays), True
 
     return run
+
+
+@functools.cache
+def _shared(layout: Layout) -> Any:
+    """Attention for q (batch, times, heads, queries, size), for each time over the first ``length`` (batch, times)
+    steps, as ``seen`` (batch, times, steps) says, of the same keys and values: a product of matrices."""
+
+    @custom_vmap
+    def run(q: Array, length: Array, seen: Array, keys: Array, values: Array) -> Array:
+        return lax.platform_dependent(
+            q,
+            length,
+            seen,
+            keys,
+            values,
+            cuda=functools.partial(_fastest_shared, layout=layout),
+            default=functools.partial(shared_products, layout=layout),
+        )
+
+    @run.def_vmap
+    def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
+        if any(batched[3:]):
+            return _merged(run, size, batched, arrays), True
+        # More times at which the keys are the same.
+        *own, keys, values = arrays
+        whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(own, batched[:3], strict=True)]
+        inside = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]) for x in whole)
+        result = run(*inside, keys, values)
+        return jnp.moveaxis(result.reshape(len(result), size, -1, *result.shape[2:]), 1, 0), True
+
+    return run
+
+
+def _merged(run: Any, size: int, batched: list[bool], arrays: Sequence[Array]) -> Array:
+    """What a function of arrays with an axis of instances gives for one more: both become one."""
+    whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]
+    result = run(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+    return result.reshape(size, -1, *result.shape[1:])
+
+
+def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
+    is_long = min(q.shape[1], layout.steps(keys)) >= LEAST_MANY
+    way = shared_kernel if is_long and q.dtype.itemsize < 4 and layout.finite else shared_products
+    return way(q, length, seen, keys, values, layout)
 
 
 def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout) -> Array:
@@ -112,6 +168,13 @@ def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, l
     if not layout.finite:
         values = jnp.where(there[:, None, :, None] if layout.values_inside else there[:, :, None, None], values, 0)
     return product(f"bgms,{v}->bgme", weights, values).astype(values.dtype)
+
+
+def shared_products(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
+    def at_one_time(q: Array, length: Array, seen: Array) -> Array:
+        return products(q, keys, values, length, seen, layout)
+
+    return jax.vmap(at_one_time, in_axes=1, out_axes=1)(q, length, seen)
 
 
 def kernel(
@@ -167,6 +230,81 @@ def kernel(
         interpret=interpret,
         name="attention_of_parts",
     )(*found)
+
+
+def shared_kernel(
+    q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout, interpret: bool = False
+) -> Array:
+    batch, times, heads, queries, size = q.shape
+    out = values.shape[-1]
+    steps = layout.steps(keys)
+    number = jnp.arange(steps, dtype=jnp.int32)
+    seen = jnp.where(number < length[:, :, None], seen, -1).astype(jnp.int8)
+    first = jnp.min(jnp.where(seen >= 0, number, steps), -1)
+    last = jnp.max(jnp.where(seen >= 0, number + 1, 0), -1)
+
+    def cache(inside: bool, size: int) -> pl.BlockSpec:
+        if inside:
+            return pl.BlockSpec((None, None, steps, size), lambda b, h, m, n: (b, h, 0, 0))
+        return pl.BlockSpec((None, steps, None, size), lambda b, h, m, n: (b, 0, h, 0))
+
+    def of_query(size: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, times, None, None, size), lambda b, h, m, n: (b, 0, h, m, 0))
+
+    def for_all_heads(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *shape), lambda b, h, m, n: (b, *(0 for _ in shape)))
+
+    return pl.pallas_call(
+        functools.partial(_some_times, layout=layout),
+        out_shape=outline((batch, times, heads, queries, out), values.dtype),
+        grid=(batch, heads, queries, pl.cdiv(times, TIMES)),
+        in_specs=[
+            of_query(size),
+            for_all_heads(times),
+            for_all_heads(times),
+            for_all_heads(times, steps),
+            cache(layout.keys_inside, size),
+            cache(layout.values_inside, out),
+        ],
+        out_specs=of_query(out),
+        compiler_params=triton.CompilerParams(num_warps=8, num_stages=3 if max(size, out) <= 128 else 2),
+        interpret=interpret,
+        name="attention_of_many",
+    )(q, first, last, seen, keys, values)
+
+
+def _some_times(q: Any, first: Any, last: Any, seen: Any, keys: Any, values: Any, found: Any, layout: Layout) -> None:
+    """One program: the averages for one query at some times, of which each sees steps from ``first`` to ``last``."""
+    # In the order in which those that see most come first: the others fill up what is left of the device.
+    time = (pl.num_programs(3) - 1 - pl.program_id(3)) * TIMES
+    own = pl.ds(time, TIMES)
+    used = time + jnp.arange(TIMES, dtype=jnp.int32) < q.shape[0]
+    queries = triton.load(q.at[own, :], mask=used[:, None], other=0.0)
+    begin = jnp.min(triton.load(first.at[own], mask=used, other=keys.shape[0]))
+    end = jnp.max(triton.load(last.at[own], mask=used, other=0))
+    out = values.shape[1]
+
+    def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        so_far, top, weight = carry
+        number = n * HALF_TILE + jnp.arange(HALF_TILE, dtype=jnp.int32)
+        inside, steps = number < end, pl.ds(n * HALF_TILE, HALF_TILE)
+        k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
+        scores = layout.scale * triton.dot(queries, k, trans_b=True)
+        here = triton.load(seen.at[own, steps], mask=used[:, None] & inside[None, :], other=-1)
+        scores = jnp.where(here > 0, scores, layout.fill)
+        scores = jnp.where(here >= 0, scores, LOWEST)
+        higher = jnp.maximum(top, jnp.max(scores, 1))
+        fades = jnp.exp(top - higher)
+        weights = jnp.where(here >= 0, jnp.exp(scores - higher[:, None]), 0.0)
+        v = triton.load(values.at[steps, :], mask=inside[:, None], other=0.0)
+        new = triton.dot(weights.astype(v.dtype), v)
+        return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)
+
+    lowest = jnp.full(TIMES, LOWEST, jnp.float32)
+    start = jnp.zeros((TIMES, out), jnp.float32), lowest, jnp.zeros(TIMES, jnp.float32)
+    sums, _, total = lax.fori_loop(lax.div(begin, jnp.int32(HALF_TILE)), _divided(end, HALF_TILE), body, start)
+    averages = _average(sums, total[:, None]).astype(found.dtype)
+    triton.store(found.at[own, :], averages, mask=used[:, None])
 
 
 def _part(

@@ -5,11 +5,14 @@ for every step, which takes two to three times as long as the product itself. Bu
 of the store gives the same results in that order, and a sum over them has no order. The store may have room for more
 steps, because a prompt was put into it at once: then the product is with all of it, and the others do not count.
 Attention as one operation has keys and values in the order of their stores, and its mask is turned.
+
+Where many steps are computed at once, each with a window of its own, attention has the keys and values of all of these
+windows, once, and its mask says which are a step's own: to copy them for each step takes many times their memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +24,14 @@ from tempo.backends.jax.reading import Block
 from tempo.graph.node import Edge, Node
 from tempo.ops.attention import ATTENTION, STEPS
 from tempo.ops.contraction import EINSUM, subscript_terms
-from tempo.schedule.storage import Store, Window
-from tempo.symbolic import Slice
+from tempo.schedule.storage import Steps, Store, Window
+from tempo.symbolic import Expr, Slice, Symbol, constant
 from tempo.symbolic.grid import evaluate
-from tempo.symbolic.intervals import extent
+from tempo.symbolic.intervals import extent, interval
 
 Array = Any
+Evaluate = Callable[[Expr], Any]
+"""Gives the value that an expression has at a point."""
 
 # Reading so many times the window costs less than to copy it.
 MOST_SLOTS = 2
@@ -41,7 +46,40 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Circle:
+class Turned:
+    """How the operands of a product are read, if not as its edges say."""
+
+    first: Any
+    """The slot of a circle at which a window begins, which may be traced: None if there is none."""
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """What ``turned`` depends on beside the operands."""
+        return frozenset()
+
+    def slots(self, operand: int) -> Slots | None:
+        """Which axis of an operand is read as it is stored."""
+        return None
+
+    def reads_more(self, operand: int) -> bool:
+        """Whether there are steps among what is read that do not count."""
+        return self.slots(operand) is not None
+
+    def edges(self, edges: Sequence[Edge]) -> Sequence[Edge]:
+        """What is read."""
+        return edges
+
+    def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
+        """The operands as the product gets them, at a point at which ``value`` gives the values of expressions."""
+        return list(operands)
+
+    def ordered(self, result: Array) -> Array:
+        """A result as the edges say."""
+        return result
+
+
+@dataclass(frozen=True)
+class Circle(Turned):
     """One axis of one operand of a product: ``length`` steps in a circle of ``size`` slots, the first of them at the
     slot ``first``."""
 
@@ -49,18 +87,15 @@ class Circle:
     axis: int
     size: int
     length: int
-    first: Any
     result: int | None
     """The axis of the result that has these steps; None if the product sums over them."""
     other: int | None
     """The axis of the other operand that has them, if it does."""
 
     def slots(self, operand: int) -> Slots | None:
-        """Which axis of an operand is read as it is stored."""
         return Slots(self.axis, self.size) if operand == self.operand else None
 
-    def turned(self, operands: Sequence[Padded]) -> list[Padded]:
-        """The operands with the steps in the order of the store."""
+    def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
         if self.other is None:
             return list(operands)
         turned = list(operands)
@@ -81,38 +116,70 @@ class Circle:
 
 
 @dataclass(frozen=True)
-class Caches:
+class Caches(Turned):
     """The keys and values of an attention: windows of the same steps in circles of ``size`` slots."""
 
     axes: tuple[int, int]
     size: int
-    first: Any
 
     def slots(self, operand: int) -> Slots | None:
         return Slots(self.axes[operand - 1], self.size) if operand in (1, 2) else None
 
-    def turned(self, operands: Sequence[Padded]) -> list[Padded]:
+    def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
         """Keys and values in the order of their stores, and for every slot whether its step is seen, or none of the
         window's (-1)."""
         q, keys, values, *seen = operands
         steps = (np.arange(self.size) - self.first) % self.size
-        own = jnp.take(seen[0].array.reshape(-1), steps, mode="clip").astype(jnp.int8) if seen else jnp.int8(1)
-        mask = jnp.where(steps < jx.true(keys.sizes[self.axes[0]]), own, jnp.int8(-1))
+        mask = _mask(steps, steps < jx.true(keys.sizes[self.axes[0]]), seen)
         caches = (_full(x, x.array, axis, self.size) for x, axis in zip((keys, values), self.axes, strict=True))
         return [q, *caches, Padded(mask, (self.size,))]
 
-    def ordered(self, result: Array) -> Array:
-        return result
+
+@dataclass(frozen=True)
+class Hull(Turned):
+    """The keys and values of an attention at many points, of which each sees the ``steps`` of a window: all ``size``
+    steps that any of them sees, beginning with number ``low``."""
+
+    steps: Slice
+    low: int
+    size: int
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return self.steps.symbols()
+
+    def reads_more(self, operand: int) -> bool:
+        return operand in (1, 2)
+
+    def edges(self, edges: Sequence[Edge]) -> Sequence[Edge]:
+        everything = Slice(constant(self.low), constant(self.low + self.size))
+        q, *caches = edges[:3]
+        new = [Edge(e.node, tuple([everything if i == self.steps else i for i in e.index])) for e in caches]
+        return [q, *new, *edges[3:]]
+
+    def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
+        """The operands with a mask in which steps of other points' windows are none (-1)."""
+        q, keys, values, *seen = operands
+        start, stop = value(self.steps.start), value(self.steps.stop)
+        number = self.low + np.arange(self.size, dtype=np.int32)
+        mask = _mask(number - start, (number >= start) & (number < stop), seen)
+        return [q, keys, values, Padded(mask, (self.size,))]
+
+
+def _mask(steps: Array, there: Array, seen: Sequence[Padded]) -> Array:
+    """For these steps of a window whether they are seen, or (-1) not even there."""
+    own = jnp.take(seen[0].array.reshape(-1), steps, mode="clip").astype(jnp.int8) if seen else jnp.int8(1)
+    return jnp.where(there, own, jnp.int8(-1))
 
 
 def _full(x: Padded, array: Array, axis: int, size: int) -> Padded:
     return replace(x.other(array), sizes=(*x.sizes[:axis], size, *x.sizes[axis + 1 :]))
 
 
-def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Circle | Caches | None:
+def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Turned | None:
     """The operands of a product that are windows of steps and can stay in the order of their stores."""
     if node.op is ATTENTION:
-        return _caches(node, edges, stores, block)
+        return _caches(node, edges, stores, block) or _hull(edges, stores, block)
     if node.op is not EINSUM:
         return None
     *terms, out = subscript_terms(node.attributes["subscripts"])
@@ -125,7 +192,7 @@ def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], bloc
         if [*terms[1 - n], *out].count(letter) == 1 and terms[n].count(letter) == 1:
             result = out.index(letter) if letter in out else None
             other = None if letter in out else terms[1 - n].index(letter)
-            return Circle(n, window.axis, window.size, window.length, window.first(block), result, other)
+            return Circle(window.first(block), n, window.axis, window.size, window.length, result, other)
     return None
 
 
@@ -136,7 +203,26 @@ def _caches(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], blo
     if keys is None or values is None or (keys.size, keys.steps) != (values.size, values.steps):
         return None
     axes = (terms[1].index(STEPS), terms[2].index(STEPS))
-    return Caches(axes, keys.size, keys.first(block)) if axes == (keys.axis, values.axis) else None
+    return Caches(keys.first(block), axes, keys.size) if axes == (keys.axis, values.axis) else None
+
+
+def _hull(edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Hull | None:
+    """Windows of the same steps that begin at another one for every point of a block."""
+    found = [
+        [(d, item) for d, item in zip(e.node.domain, e.index, strict=True) if isinstance(item, Slice)]
+        for e in edges[1:3]
+    ]
+    if any(len(items) != 1 or e.node not in stores for e, items in zip(edges[1:3], found, strict=True)):
+        return None
+    (d, steps), (other, same) = (items[0] for items in found)
+    moving = [v for v in block.dims if v in steps.start.symbols()]
+    known = all(isinstance(block.ranges[v].start, int) for v in block.dims if v in steps.symbols())
+    kept = [stores[e.node].dims[of] for e, of in zip(edges[1:3], (d, other), strict=True)]
+    if steps != same or not moving or not known or not all(isinstance(k, Steps | Window) for k in kept):
+        return None
+    spans, numbers = block.spans(), block.bounds.numbers
+    low, high = interval(steps.start, spans, numbers)[0], interval(steps.stop, spans, numbers)[1]
+    return Hull(None, steps, low, high - low) if high > low else None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart, rows
-from tempo.backends.jax.circles import Caches, Circle, Slots, circle
+from tempo.backends.jax.circles import Slots, Turned, circle
 from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
 from tempo.backends.jax.padding import Padding
@@ -342,13 +342,18 @@ class Lowering:
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
         turned = circle(node, edges, self.storage.stores, block)
-        if turned and not all(self.settled(edge) for n, edge in enumerate(edges) if turned.slots(n)):
-            turned = None  # what lies in a circle beside the window would be multiplied by zero
+        if turned is not None:
+            read = turned.edges(edges)
+            if all(self.settled(edge) for n, edge in enumerate(read) if turned.reads_more(n)):
+                edges = read
+            else:
+                turned = None  # what lies beside the window would be multiplied by zero
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
-        varying = self.varying(node, operands, block)
-        matter = self.symbols(node, edges)
+        needed: frozenset[Any] = frozenset() if turned is None else turned.symbols
+        matter = self.symbols(node, edges) | needed
+        varying = self.varying(node, operands, block) | (set(dims_of(needed)) & set(block.dims))
         coordinates = [
             # Without a detour over JAX, which takes far longer than making numbers that nobody looks at.
             (block.ranges[d].traced if d in matter else block.ranges[d].steps)
@@ -369,7 +374,7 @@ class Lowering:
         edges: Sequence[Edge],
         operands: Sequence[Value],
         varying: set[Dim],
-        turned: Circle | Caches | None,
+        turned: Turned | None,
         block: Block,
     ) -> tuple[Callable[..., Array], dict[str, Array]]:
         """What computes a primitive from coordinates and operands, and the traced numbers that it needs besides.
@@ -381,6 +386,7 @@ class Lowering:
         assert compute is not None, f"{node.op.name} has no JAX form"
         fill = self.padding.filled.get(node)
         symbols = self.symbols(node, edges) | (frozenset() if fill is None else shape_symbols(node.shape))
+        symbols |= frozenset() if turned is None else turned.symbols
         known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
         names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
         numbers = {s: value for s, value in known.items() if s not in names}
@@ -423,7 +429,11 @@ class Lowering:
                 result = compute(jx, *padded, **attributes)
             else:
                 circle = replace(still, first=first)
-                result = circle.ordered(compute(jx, *circle.turned(padded), **attributes))
+
+                def value(expr: Expr) -> Any:
+                    return jx.true(self.size(expr, here, block))
+
+                result = circle.ordered(compute(jx, *circle.turned(padded, value), **attributes))
             return result if fill is None else jx.masked(Padded(result, sizes(node.shape)), range(result.ndim), fill)
 
         function: Callable[..., Array] = at_point

@@ -22,7 +22,7 @@ class Settled:
         self.stopping = stopping
         self.ended = self.ends(schedule.trees)
         self.dependent = dependents((n for n in graph.nodes if _symbols(n, graph) & schedule.open.keys()), graph)
-        self.full: dict[Node, bool] = {}
+        self.full: dict[Any, bool] = {}
 
     def __call__(self, edge: Edge) -> bool:
         """Whether all padding of what an edge reads comes from slicing a store, at steps at which the program has a
@@ -30,16 +30,23 @@ class Settled:
         node, stops = edge.node, self.schedule.open
         if shape_symbols(edge.shape) & stops.keys() or dims_of(shape_symbols(node.shape)):
             return False
-        sliced = [d for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)]
+        sliced = {d: item for d, item in zip(node.domain, edge.index, strict=True) if isinstance(item, Slice)}
         # Computed behind a stop, it is what it would have been without; unless it depends on where that is.
         behind = (d.origin for d in sliced if d.origin.bound in stops)
         if node in self.dependent and any(dim not in self.ended.get(node, ()) for dim in behind):
             return False
         if not sliced or node.op is INPUT or node not in self.schedule.needed:
             return True
-        if node not in self.full:
-            self.full[node] = self.schedule.is_needed_throughout(node)
-        return self.full[node]
+        # A slice whose ends are known has no padding.
+        within = {
+            d: (item.start.constant, item.stop.constant - 1)
+            for d, item in sliced.items()
+            if item.start.is_constant and item.stop.is_constant
+        }
+        key = node, *within.items()
+        if key not in self.full:
+            self.full[key] = self.schedule.is_needed_throughout(node, within)
+        return self.full[key]
 
     def ends(self, trees: Sequence[Tree], around: frozenset[Dim] = frozenset()) -> dict[Node, frozenset[Dim]]:
         """Per node, the dims that stop and of which it is computed for no step behind that: in the loop that stops."""
