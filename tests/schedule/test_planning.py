@@ -98,6 +98,17 @@ def test_a_budget_that_cannot_be_kept() -> None:
     assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
 
 
+def test_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger budget would not help there."""
+    monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: 100)
+    prog, dims = reinforce(5)
+    with pytest.raises(tp.errors.BudgetError, match="does not fit into 100 bytes") as caught:
+        prog.compile(bounds_of(dims, 400))
+    assert caught.value.hint == (
+        "give smaller bounds, or JAX more of the device, of which it takes 0.75: XLA_PYTHON_CLIENT_MEM_FRACTION"
+    )
+
+
 def features() -> tuple[tp.Program, Any, dict[str, Any]]:
     """A sum over all steps so far of many numbers for each of them."""
     with tp.Program("features") as prog:

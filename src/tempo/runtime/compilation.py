@@ -163,7 +163,10 @@ class Compilation:
             elif request.budget is None:
                 self.take(planner.fastest())
             else:
-                chosen = planner.within(request.budget)
+                try:
+                    chosen = planner.within(request.budget)
+                except BudgetError as error:
+                    raise self.too_large(error.message, error.smallest) from None
                 if request.left is not None:
                     fits = chosen is planner.fastest()
                     self.peak = max(self.peak, chosen.storage.peak if fits else sys.maxsize)
@@ -228,14 +231,22 @@ class Compilation:
                     planned = planner.least()
             if rounds == MOST_ROUNDS or planned.storage.peak >= self.storage.peak:
                 smallest = sum(self.machine.memory().values())
-                raise BudgetError(
+                raise self.too_large(
                     f"program '{self.request.source.name}' does not fit into {show_bytes(budget)}: "
                     f"compiled, it takes {show_bytes(smallest)}",
-                    smallest=smallest,
-                    hint=f"give memory={smallest}, or smaller bounds",
+                    smallest,
                 )
             self.take(planned)
             self.peak = sys.maxsize
+
+    def too_large(self, message: str, smallest: int) -> BudgetError:
+        """With a hint at what there is more of: the budget, or what JAX takes of a device."""
+        hint = f"give memory={smallest}, or smaller bounds"
+        if not self.request.promised:
+            hint = (
+                "give smaller bounds, or JAX more of the device, of which it takes 0.75: XLA_PYTHON_CLIENT_MEM_FRACTION"
+            )
+        return BudgetError(message, smallest=smallest, hint=hint)
 
 
 def less(planned: int, taken: int, budget: int) -> int:
