@@ -131,6 +131,23 @@ def test_prompts_of_which_a_step_too_many_is_computed(hulls: list[Hull], monkeyp
     assert not gathered
 
 
+@pytest.mark.parametrize(("window", "steps", "sizes"), [(4, 40, {40}), (4, 80, set()), (None, 40, None)])
+def test_windows_on_a_cpu(window: int | None, steps: int, sizes: set[int] | None, hulls: list[Hull]) -> None:
+    """Attention with windows is one operation there, too, whatever its sizes; if there are few windows, all that they
+    have is read once."""
+    with tp.Program("cpu") as prog:
+        t, _ = prog.dim("t")
+        x = prog.input("x", 20, t)
+        attention = tp.nn.Attention(20, 2, 1, head_size=10, window=window).declare(prog, init=False)
+        prog.output("y", attention(x, t))
+    inputs = arrays(prog, {"T": steps})
+    run = Executable(prog.graph, {"T": steps}, "jax", parallel=False)
+    assert any(node.op is ATTENTION for node in run.graph.nodes) == (sizes is not None)
+    np.testing.assert_allclose(run(**inputs).y, prog.evaluate({"T": steps}, **inputs).y, rtol=1e-4, atol=1e-5)
+    assert {hull.size for hull in hulls} == (sizes or set())
+    assert fused(prog.graph) == 0  # of no size that the kernel has
+
+
 def test_in_half_precision() -> None:
     prog = generate(dtype=tp.bfloat16)
     bounds = {"B": 2, "P": 3, "T": 6}

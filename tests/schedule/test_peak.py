@@ -184,6 +184,28 @@ def test_queries_of_the_same_keys_have_all_scores_in_memory() -> None:
     assert peak_on_gpu(pair.prog, dict(pair.bounds)) == inputs + 4 * steps * size + 4 * steps**2 + WORKSPACE
 
 
+@pytest.mark.parametrize(
+    ("dtype", "window", "steps", "beside"),
+    [
+        (tp.float32, None, 600, 4 * 600 * 600 + WORKSPACE),
+        (tp.bfloat16, None, 600, 600 * 600 + WORKSPACE),  # a kernel, to which it is said what is seen
+        (tp.bfloat16, 100, 600, 600 * 600 + WORKSPACE),
+        (tp.bfloat16, None, 500, 4 * 500 * 500 + WORKSPACE),
+        (tp.float32, 4, 40, 4 * 40 * 40 + WORKSPACE),
+        (tp.float32, 4, 80, 80 * 4 * 2 * 64 + WORKSPACE),  # a copy of every window
+    ],
+)
+def test_attention_of_many_steps(dtype: Any, window: int | None, steps: int, beside: int) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 16, t, dtype)
+        seen = x[0 : t + 1] if window is None else x[tp.max(0, t - window + 1) : t + 1]
+        prog.output("y", tp.softmax(seen @ x) @ seen)
+    # As in a program in which steps wait for others.
+    run = Executable(prog.graph, {T: steps}, backend="numpy", parallel=True, skip=("fuse attention to past",))
+    assert run.storage.peak == 2 * steps * 16 * dtype.itemsize + beside
+
+
 def test_stores_that_loops_fill_are_made_when_the_loops_begin() -> None:
     """Of the two loops, what the first has filled makes room for what the second fills: only a CPU has both."""
     with tp.Program() as prog:

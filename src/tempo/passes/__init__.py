@@ -76,6 +76,11 @@ def apply_parallel_passes(
     return linear_recurrences(graph, parallel, unrolled)
 
 
+def apply_sequential_passes(graph: Graph, skip: Container[str]) -> Graph:
+    """The last of the passes for devices that take twice as long for two steps."""
+    return graph if FUSE_ATTENTION in skip else fuse_attention(graph, of_windows=True)
+
+
 def with_own_emits(graph: Graph) -> Graph:
     """The graph with a node of its own for everything that is emitted or stops a dim, computed where it is used."""
     emits = {name: make(COPY, edge, domain=edge.domain) for name, edge in graph.emits.items()}

@@ -1,13 +1,14 @@
 """Attention, found in what it is made of: a contraction, scale and mask, a softmax, and a second contraction.
 
 Nothing else may read what is between the two contractions, as a gradient does. Then all of it is one operation, for
-which a device has a kernel that keeps no scores.
+which a device has a kernel that keeps no scores; and which, of windows, reads all that several steps see at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tempo import dtypes
 from tempo.graph.build import make
@@ -19,6 +20,7 @@ from tempo.ops.reduction import SUM
 from tempo.ops.shaping import RESHAPE
 from tempo.passes.rewrite import Rebuilt, rebuild
 from tempo.passes.simplify import number
+from tempo.symbolic import Slice
 
 Readers = Mapping[Node, Sequence["_Reader"]]
 
@@ -48,16 +50,18 @@ class _Scores:
     seen: Edge | None
 
 
-def fuse_attention(graph: Graph) -> Graph:
-    """The graph with one operation for each attention whose weights nothing else needs."""
+def fuse_attention(graph: Graph, of_windows: bool = False) -> Graph:
+    """The graph with one operation for each attention whose weights nothing else needs and that a GPU has a kernel for;
+    or, ``of_windows``, for each that sees steps from a first one on which is not the same for all."""
     readers = readers_of(graph)
+    fits = _moves if of_windows else _suits_a_kernel
 
     def change(node: Node, done: Rebuilt) -> Edge | None:
         if node.op is not EINSUM:
             return None
         for position, edge in enumerate(node.edges):
             found = _attention(node, edge, node.edges[1 - position], position, readers)
-            if found is not None:
+            if found is not None and fits(node, *found):
                 edges, attributes = found
                 return make(ATTENTION, *map(done.edge, edges), domain=node.domain, source=node.source, **attributes)
         return None
@@ -79,7 +83,7 @@ def readers_of(graph: Graph) -> Readers:
 
 def _attention(
     node: Node, weights: Edge, values: Edge, position: int, readers: Readers
-) -> tuple[list[Edge], dict[str, object]] | None:
+) -> tuple[list[Edge], dict[str, Any]] | None:
     """The operands and attributes of the attention whose last contraction a node is, with these weights."""
     softmax = softmax_of(weights)
     scores = None if softmax is None else scores_of(softmax)
@@ -157,11 +161,8 @@ def _is_closed(product: Node, node: Node, values: Node, readers: Readers) -> boo
     return values not in between
 
 
-def _operands(
-    scores: _Scores, values: Edge, terms: tuple[str, str, str]
-) -> tuple[list[Edge], dict[str, object]] | None:
-    """Queries, keys, values and mask, with the names that their axes have in ``ATTENTION``, if there is one for each
-    and a kernel takes them."""
+def _operands(scores: _Scores, values: Edge, terms: tuple[str, str, str]) -> tuple[list[Edge], dict[str, Any]] | None:
+    """Queries, keys, values and mask, with the names of their axes in ``ATTENTION``, if there is one for each."""
     *inputs, scored = subscript_terms(scores.product.attributes["subscripts"])
     of_weights, of_values, out = terms
     if len(of_weights) != len(scored):
@@ -186,13 +187,22 @@ def _operands(
     edges = [q, k, values]
     if not fits or {edge.dtype for edge in edges} - {q.dtype} or q.dtype not in FLOATS:
         return None
-    queries = q.shape[of_q.index(QUERIES)] if QUERIES in of_q else 1
-    if not isinstance(queries, int) or queries > MOST_QUERIES:
-        return None
-    if k.shape[-1] not in KERNEL_SIZES or values.shape[-1] not in KERNEL_SIZES:
-        return None
     attributes = {"terms": f"{of_q},{of_k},{of_values}->{out}", "scale": scores.scale, "fill": scores.fill}
     return edges if scores.seen is None else [*edges, scores.seen], attributes
+
+
+def _suits_a_kernel(node: Node, edges: Sequence[Edge], attributes: Mapping[str, Any]) -> bool:
+    q, k, values, *_ = edges
+    of_q, *_ = subscript_terms(attributes["terms"])
+    queries = q.shape[of_q.index(QUERIES)] if QUERIES in of_q else 1
+    few = isinstance(queries, int) and queries <= MOST_QUERIES
+    return few and k.shape[-1] in KERNEL_SIZES and values.shape[-1] in KERNEL_SIZES
+
+
+def _moves(node: Node, edges: Sequence[Edge], attributes: Mapping[str, Any]) -> bool:
+    """Whether keys are read from another step on at every step."""
+    starts = (item.start.symbols() for item in edges[1].index if isinstance(item, Slice))
+    return any(d in symbols for symbols in starts for d in node.domain)
 
 
 def _of(edge: Edge, op: Primitive) -> Node | None:

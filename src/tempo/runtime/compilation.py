@@ -14,7 +14,7 @@ from tempo.analysis import check_program
 from tempo.errors import BudgetError
 from tempo.graph.fingerprint import identity
 from tempo.graph.node import Graph
-from tempo.passes import apply_parallel_passes, apply_passes, with_own_emits
+from tempo.passes import apply_parallel_passes, apply_passes, apply_sequential_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
 from tempo.passes.ranges import tile_ranges
 from tempo.passes.rolling import Rolled, roll
@@ -177,6 +177,8 @@ class Compilation:
         """A graph after the last passes."""
         if self.request.parallel:
             graph = apply_parallel_passes(graph, self.request.skip, self.request.numbers, unrolled)
+        elif self.request.backend == "jax":
+            graph = apply_sequential_passes(graph, self.request.skip)
         return with_own_emits(graph)
 
     def without_tangles(self, graph: Graph, wanted: Plan) -> Planner | None:

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tempo.graph.node import Edge, Graph, Node, Primitive, dims_of, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, Primitive, Shape, dims_of, shape_symbols
 from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.graph.traversal import producers
 from tempo.ops import creation, elementwise, shaping
-from tempo.ops.attention import ATTENTION, OUT, STEPS
+from tempo.ops.attention import ATTENTION, LEAST_AT_ONCE, MOST_WINDOWS, OUT, STEPS
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.scan import LINEAR_RECURRENCE
 from tempo.ops.shaping import RESHAPE
@@ -57,12 +57,14 @@ class Habits:
     fuses_choices: bool
     """Whether what is chosen, from several cases or by a mask, is computed by its reader, like anything else that is
     computed element by element."""
+    attends_in_tiles: bool
+    """Whether there are kernels for attention that keep no scores."""
 
 
 HABITS = {
     # 32 MiB is what XLA gives cuBLAS on GPUs since Hopper.
-    "gpu": Habits(workspace=32 * 2**20, zeros_first=False, fuses_choices=True),
-    "cpu": Habits(workspace=0, zeros_first=True, fuses_choices=False),
+    "gpu": Habits(workspace=32 * 2**20, zeros_first=False, fuses_choices=True, attends_in_tiles=True),
+    "cpu": Habits(workspace=0, zeros_first=True, fuses_choices=False, attends_in_tiles=False),
 }
 
 
@@ -279,19 +281,35 @@ class _Walk:
         return self.padding(statement), node.op is EINSUM and _is_product(node)
 
     def scores(self, node: Node, around: Mapping[Dim, int]) -> int:
-        """All scores of all queries, if they share keys or values: otherwise there is a kernel that goes over them in
-        tiles."""
+        """What attention takes at all points at once: all scores; or, where a kernel goes over them in tiles, whether
+        each is seen. Nothing, if every point has other keys and values; or copies of these, if they are windows, and
+        too many to read all of them at once."""
         at_once = [d for d in node.domain if d.origin not in around]
-        if all(_varies(edge, d) for d in at_once for edge in node.edges[:3]):
+        _, keys, values, *_ = node.edges
+        starts = [item.start for item in keys.index if isinstance(item, Slice)]
+        moving = [d for d in at_once if any(d in start.symbols() for start in starts)]
+        if not moving and all(_varies(edge, d) for d in at_once for edge in node.edges[:3]):
             return 0
         steps = {d: self.schedule.steps(node, d) for d in node.domain}
         boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
-        *_, keys, _, out = subscript_terms(node.attributes["terms"])
-        seen = node.edges[1].shape[keys.index(STEPS)]
+        numbers = self.schedule.numbers
+        points = math.prod([around.get(d.origin, stop - start) for d, (start, stop) in steps.items()])
+        *_, of_keys, _, out = subscript_terms(node.attributes["terms"])
+        seen = extent(keys.shape[of_keys.index(STEPS)], boxes, numbers)
+        if moving:
+            (item,) = (item for item in keys.index if isinstance(item, Slice))
+            window, seen = seen, interval(item.stop, boxes, numbers)[1] - interval(item.start, boxes, numbers)[0]
+            if seen > MOST_WINDOWS * window:
+                return (
+                    points * window * sum(math.prod(_numbers(e.node.shape)) * e.dtype.itemsize for e in (keys, values))
+                )
         queries = [size for letter, size in zip(out, node.shape, strict=True) if letter != OUT]
-        sizes = [extent(size, boxes, self.schedule.numbers) for size in (*queries, seen)]
-        points = [around.get(d.origin, stop - start) for d, (start, stop) in steps.items()]
-        return math.prod((*sizes, *points)) * max(node.dtype.itemsize, 4)
+        times = math.prod(len(range(*steps[d])) for d in at_once if d in moving or not _varies(keys, d))
+        is_long = min(times, seen) >= LEAST_AT_ONCE
+        if self.habits.attends_in_tiles and is_long and node.dtype.itemsize < 4:
+            return points * seen
+        sizes = [extent(size, boxes, numbers) for size in queries]
+        return math.prod((*sizes, seen, points)) * max(node.dtype.itemsize, 4)
 
     def padding(self, statement: Compute) -> int:
         """A tensor defined by several cases is chosen from all of them, those with fewer steps padded."""
@@ -320,6 +338,10 @@ class _Walk:
                         more = read - size if edge.node.op is INPUT and edge.node not in outside else read
                         found[edge.node] = self.stores[edge.node].bytes // size * more
         return sum(found.values())
+
+
+def _numbers(shape: Shape) -> list[int]:
+    return [size for size in shape if isinstance(size, int)]
 
 
 def _varies(edge: Edge, dim: Dim) -> bool:

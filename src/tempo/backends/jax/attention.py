@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from tempo.backends.jax.padded import outline
+from tempo.ops.attention import LEAST_AT_ONCE
 
 Array = Any
 
@@ -43,8 +44,6 @@ TILE = 2048
 """The numbers of a tile in single precision, which one warp goes over: few registers for each of its threads."""
 TIMES = 128
 """Of queries at many times that have the same keys, so many are a tile, in half precision."""
-LEAST_MANY = 512
-"""For fewer times or steps, two products."""
 LOWEST = -1e38
 """Below any score, but finite: there is a difference of two of it."""
 
@@ -148,7 +147,7 @@ def _merged(run: Any, size: int, batched: list[bool], arrays: Sequence[Array]) -
 
 
 def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
-    is_long = min(q.shape[1], layout.steps(keys)) >= LEAST_MANY
+    is_long = min(q.shape[1], layout.steps(keys)) >= LEAST_AT_ONCE
     way = shared_kernel if is_long and q.dtype.itemsize < 4 and layout.finite else shared_products
     return way(q, length, seen, keys, values, layout)
 

@@ -22,7 +22,7 @@ import numpy as np
 from tempo.backends.jax.padded import Padded, jx
 from tempo.backends.jax.reading import Block
 from tempo.graph.node import Edge, Node
-from tempo.ops.attention import ATTENTION, STEPS
+from tempo.ops.attention import ATTENTION, MOST_WINDOWS, STEPS
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.schedule.storage import Steps, Store, Window
 from tempo.symbolic import Expr, Slice, Symbol, constant
@@ -222,7 +222,8 @@ def _hull(edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> 
         return None
     spans, numbers = block.spans(), block.bounds.numbers
     low, high = interval(steps.start, spans, numbers)[0], interval(steps.stop, spans, numbers)[1]
-    return Hull(None, steps, low, high - low) if high > low else None
+    size = high - low
+    return Hull(None, steps, low, size) if 0 < size <= MOST_WINDOWS * extent(steps.length, spans, numbers) else None
 
 
 @dataclass(frozen=True)
