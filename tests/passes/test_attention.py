@@ -110,7 +110,10 @@ def test_prompts(window: int | None, given: bool, found: set[tuple[int, int]], h
     prog = generate(window, (4, 2), given, layers=3)
     bounds = {"B": 2, "P": 30, "T": 34}
     assert fused(prog.graph) == 3
-    check(prog, bounds, **arrays(prog, bounds))
+    inputs = arrays(prog, bounds)
+    if given:  # in the middle of a window
+        inputs["start"] = np.array([3, 17], np.int32)
+    check(prog, bounds, **inputs)
     assert {(hull.low, hull.size) for hull in hulls} == found
 
 
@@ -170,10 +173,10 @@ def by_hand(name: str) -> tuple[tp.Program, Any]:
             scores = y[tp.max(t - 3, 0) : t] @ k
             seen = tp.softmax(scores) @ y[tp.max(t - 3, 0) : t]
             y[t] = tp.tanh(x + seen)
-        elif name == "fixed":  # as many steps for every point, of which only the first differs
+        elif name in ("fixed", "shifted"):  # as many steps for every point, of which only the first differs
             s, _ = prog.dim("s")
             z = prog.input("z", SIZE, s)
-            y = tp.softmax(z[t : t + 3] @ w.space[0]) @ z[t : t + 3]
+            y = tp.softmax(z[t : t + 3] @ w.space[0]) @ (z[t : t + 3] if name == "fixed" else z[t + 1 : t + 4])
         elif name == "future":
             scores = 0.25 * tp.einsum("d,sd->s", x, k[t:T])
             y = tp.einsum("sd,s->d", v[t:T], tp.softmax(scores))
@@ -184,10 +187,10 @@ def by_hand(name: str) -> tuple[tp.Program, Any]:
     return prog, T
 
 
-@pytest.mark.parametrize("name", ["empty", "window", "fixed", "future", "masked"])
+@pytest.mark.parametrize("name", ["empty", "window", "fixed", "shifted", "future", "masked"])
 def test_by_hand(name: str, hulls: list[Hull]) -> None:
     prog, _ = by_hand(name)
-    bounds = {"T": 7, "S": 9} if name == "fixed" else {"T": 7}
+    bounds = {"T": 7} | {"fixed": {"S": 9}, "shifted": {"S": 10}}.get(name, {})
     assert fused(prog.graph) == 1
     check(prog, bounds, **arrays(prog, bounds))
     assert {hull.size for hull in hulls} == {"fixed": {9}, "future": {7}}.get(name, set())
