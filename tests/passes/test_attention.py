@@ -212,6 +212,21 @@ def test_queries_over_several_dims_with_the_same_keys() -> None:
     check(prog, bounds, **arrays(prog, bounds))
 
 
+def test_windows_beside_which_there_are_no_numbers() -> None:
+    """Values of steps that nobody needs, but for which something is computed: they are not multiplied by zero."""
+    with tp.Program("triangle") as prog:
+        i, _ = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.input("x", SIZE, t)
+        z = x * tp.log(t.value - i.value + 0.5)  # no number before step i
+        seen = z[i, tp.max(0, t - 2) : t + 1]
+        y = tp.softmax(seen @ x) @ seen
+        prog.output("y", tp.sum(y[i, i + 3 : T], axis=0))
+    bounds = {"I": 4, "T": 9}
+    assert fused(prog.graph) == 1
+    check(prog, bounds, **arrays(prog, bounds))
+
+
 def test_weights_that_others_read_stay() -> None:
     with tp.Program("weights") as prog:
         t, T = prog.dim("t")
