@@ -236,6 +236,17 @@ def test_few_programs_know_how_many_chunks_there_are(monkeypatch: pytest.MonkeyP
     assert len(total._turns) == 5
 
 
+def test_chunks_that_fill_up_leave_the_others_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four chains of ten nodes are ten chunks, and twelve are computed; there is no room for two more."""
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children))
+    monkeypatch.setattr(fold, "turns_should_be_known", lambda: True)
+    children: list[list[int]] = [[n + 4] for n in range(40)] + [[]] * 4
+    forest = tp.forest(children=children, value=np.array([0] * 40 + [1, 2, 3, 4], np.float32))
+    assert total(forest, nodes=forest.roots).tolist() == [1, 2, 3, 4]
+    _, shape, _, _ = total._prepared(forest, None, "some", forest.roots)
+    assert (shape.chunks[-1], shape.rows) == ((12, 4, 1), 48)
+
+
 def test_data_of_any_width() -> None:
     """Four bytes a number or not, and with axes."""
     flags, halves = np.array([True, False, True]), np.array([0.5, 0.25, 2], np.float16)
