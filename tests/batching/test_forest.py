@@ -236,6 +236,19 @@ def test_few_programs_know_how_many_chunks_there_are(monkeypatch: pytest.MonkeyP
     assert len(total._turns) == 5
 
 
+def test_which_program_knows_enough_turns() -> None:
+    """Not twice as many as are needed, and none where there is no chunk to be computed again."""
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children))
+    assert total._known_turns((0, 0, 0, 24)) == (0, 0, 0, 24)
+    assert total._known_turns((0, 0, 0, 11)) == (0, 0, 0, 24)
+    assert total._known_turns((0, 0, 0, 7)) == (0, 0, 0, 8)
+    assert total._known_turns((0, 0, 0, 6)) == (0, 0, 0, 8)
+    assert total._known_turns((0, 0, 2, 5)) == (0, 0, 2, 6)
+    other = tp.fold(lambda value: value, lambda children: tp.sum(children))
+    assert other._known_turns((0, 0, 2, 5)) == (0, 0, 2, 6)
+    assert other._known_turns((0, 0, 0, 5)) == (0, 0, 0, 6)
+
+
 def test_chunks_that_fill_up_leave_the_others_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chains of ten nodes are ten chunks, and twelve are computed; there is no room for two more."""
     total = tp.fold(lambda value: value, lambda children: tp.sum(children))

@@ -206,6 +206,19 @@ def test_attention_of_many_steps(dtype: Any, window: int | None, steps: int, bes
     assert run.storage.peak == 2 * steps * 16 * dtype.itemsize + beside
 
 
+def test_attention_of_few_steps_in_many_sequences() -> None:
+    """That is no kernel for many steps, however many sequences there are."""
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        s, S = prog.dim("s")
+        t, T = prog.dim("t")
+        x = prog.input("x", 16, (b, s), tp.bfloat16)
+        q = prog.input("q", 16, (b, t), tp.bfloat16)
+        prog.output("y", tp.softmax(x[b, 0:S] @ q) @ x[b, 0:S])
+    bounds = {B: 200, S: 600, T: 4}
+    assert peak_on_gpu(prog, bounds) == 200 * 16 * 2 * (600 + 4 + 4) + 4 * 200 * 4 * 600 + WORKSPACE
+
+
 def test_stores_that_loops_fill_are_made_when_the_loops_begin() -> None:
     """Of the two loops, what the first has filled makes room for what the second fills: only a CPU has both."""
     with tp.Program() as prog:
