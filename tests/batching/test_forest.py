@@ -75,7 +75,7 @@ def test_a_forest_from_nested_data() -> None:
 
 def test_chunks_of_levels() -> None:
     forest = tp.forest(children=[[1, 2], [], [3, 4], [], []])
-    plan = layout(forest, None, lambda count: count + 1)
+    plan = layout(forest, None, lambda count: count + 1, (256, 64, 16, 4), 16)
     assert plan.leaves.tolist() == [1, 3, 4]
     assert plan.rows.tolist() == [9, 1, 5, 2, 3]  # row 0 is for absent children, row 4 for a leaf that is not there
     *wider, segment = plan.segments
@@ -103,7 +103,7 @@ def test_chunks_of_large_states_are_narrow() -> None:
     forest = tp.forest(children=[[n + 40] for n in range(40)] + [[]] * 40, value=np.arange(80, dtype=np.float32))
     for widest, expected in ((256, {64: 1}), (63, {16: 3}), (1, {4: 10})):
         allowed = [width for width in (256, 64, 16, 4) if width <= widest] or [4]
-        plan = layout(forest, None, lambda count: count, allowed)
+        plan = layout(forest, None, lambda count: count, allowed, 16)
         assert {s.width: len(s.nodes) for s in plan.segments if len(s.nodes)} == expected
     large = tp.fold(lambda value: tp.full((1024, 1024), value), lambda children: children.space[0] + 1)
     assert large(forest, nodes=forest.roots)[:, 0, 0].tolist() == [n + 41.0 for n in range(40)]
@@ -112,7 +112,7 @@ def test_chunks_of_large_states_are_narrow() -> None:
 def test_leaves_with_the_same_word_are_one() -> None:
     """Their state is computed once, and what flows into it is the sum of what flows into each."""
     forest = tp.forest(children=[[1, 2, 3], [], [], [], []], indices=[0, 7, 7, 9, 7])
-    plan = layout(forest, np.array([0, 0, 2, 0]), lambda count: count)
+    plan = layout(forest, np.array([0, 0, 2, 0]), lambda count: count, (16, 4), 16)
     assert plan.leaves.tolist() == [1, 3]
     assert plan.rows.tolist() == [3, 1, 1, 2, 1]
     table = tp.fold(nn.Embedding(10, 2), lambda children: tp.sum(children, axis=0), loss=lambda state: tp.sum(state))

@@ -172,8 +172,8 @@ def layout(
     forest: Forest,
     same: Array | None,
     room: Callable[[int], int],
-    allowed: Sequence[int] = (256, 64, 16, 4),
-    beside: float = 16.0,
+    allowed: Sequence[int],
+    beside: float,
 ) -> Layout:
     """Cut a forest into chunks of the widths that are ``allowed``, widest first; a chunk costs as much as so many
     lanes ``beside`` its own. ``same`` says for every leaf, in their order, the first one that has the same state, if

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,17 +79,7 @@ def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array |
 def _batched(layout: Layout) -> Any:
     """Attention with a leading axis of instances, to which ``vmap`` adds more where each has its own keys."""
 
-    @custom_vmap
-    def run(q: Array, keys: Array, values: Array, length: Array, seen: Array) -> Array:
-        return lax.platform_dependent(
-            q,
-            keys,
-            values,
-            length,
-            seen,
-            cuda=functools.partial(kernel, layout=layout),
-            default=functools.partial(products, layout=layout),
-        )
+    run = _by_device(kernel, products, layout)
 
     @run.def_vmap
     def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
@@ -113,17 +103,7 @@ def _shared(layout: Layout) -> Any:
     """Attention for q (batch, times, heads, queries, size), for each time over the first ``length`` (batch, times)
     steps, as ``seen`` (batch, times, steps) says, of the same keys and values: a product of matrices."""
 
-    @custom_vmap
-    def run(q: Array, length: Array, seen: Array, keys: Array, values: Array) -> Array:
-        return lax.platform_dependent(
-            q,
-            length,
-            seen,
-            keys,
-            values,
-            cuda=functools.partial(_fastest_shared, layout=layout),
-            default=functools.partial(shared_products, layout=layout),
-        )
+    run = _by_device(_fastest_shared, shared_products, layout)
 
     @run.def_vmap
     def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
@@ -137,6 +117,16 @@ def _shared(layout: Layout) -> Any:
         return jnp.moveaxis(result.reshape(len(result), size, -1, *result.shape[2:]), 1, 0), True
 
     return run
+
+
+def _by_device(on_gpu: Callable[..., Array], elsewhere: Callable[..., Array], layout: Layout) -> custom_vmap:
+    """One of two functions of the same arrays, and how ``vmap`` adds an axis is still to be said."""
+
+    def run(*arrays: Array) -> Array:
+        gpu, default = (functools.partial(way, layout=layout) for way in (on_gpu, elsewhere))
+        return lax.platform_dependent(*arrays, cuda=gpu, default=default)
+
+    return custom_vmap(run)
 
 
 def _merged(run: Any, size: int, batched: list[bool], arrays: Sequence[Array]) -> Array:
