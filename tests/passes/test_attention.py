@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.attention import Layout, kernel, products, shared_kernel, shared_products
+from tempo.backends.jax.attention import Layout, attention, kernel, products, shared_kernel, shared_products
 from tempo.backends.jax.circles import Hull
 from tempo.backends.jax.reading import _Reader
 from tempo.graph.node import Graph
@@ -308,3 +308,22 @@ def test_kernel_for_many_times(sizes: tuple[int, ...], fill: float, inside: bool
         with jax.enable_x64(wide):
             traced = jax.jit(functools.partial(shared_kernel, layout=layout)).trace(*given)
             assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("times", "dtype", "finite", "used"),
+    [
+        (512, jnp.bfloat16, True, True),
+        (511, jnp.bfloat16, True, False),
+        (512, jnp.float32, True, False),
+        (512, jnp.bfloat16, False, False),  # values that may be no numbers would be multiplied by zero
+    ],
+)
+def test_when_the_kernel_for_many_times_is_used(times: int, dtype: Any, finite: bool, used: bool) -> None:
+    """On a GPU, for queries of many times within each of many sequences."""
+    layout = Layout(1.0, -1e30, False, False, finite)
+    of_time = jax.vmap(functools.partial(attention, layout=layout), in_axes=(0, None, None, 0, 0))
+    caches = [jnp.zeros((2, 600, 1, SIZE), dtype) for _ in range(2)]
+    length, seen = jnp.zeros((2, times), jnp.int32), jnp.ones((2, times, 600), jnp.int32)
+    traced = jax.jit(jax.vmap(of_time)).trace(jnp.zeros((2, times, 1, 1, SIZE), dtype), *caches, length, seen)
+    assert ("attention_of_many" in traced.lower(lowering_platforms=("cuda",)).as_text()) == used
