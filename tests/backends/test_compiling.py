@@ -79,13 +79,15 @@ def test_nothing_is_looked_for_where_it_takes_longer_than_what_is_done_once(monk
 
 
 def test_matrix_units_make_products_in_single_precision() -> None:
-    """Those of a batch with weights; not of one row, of tall or of many matrices, nor where less is asked for."""
+    """Those of a batch with weights; not of one row, of short sums or many matrices, nor where less is asked for."""
     assert is_for_matrix_units((64, 768, 3072))
+    assert is_for_matrix_units((64, 50_257, 768))
     assert is_for_matrix_units((50_257, 64, 2048))
     assert not is_for_matrix_units((1, 768, 3072))
     assert not is_for_matrix_units((2048, 2048, 2048))
     assert not is_for_matrix_units((64, 64, 128_000))
     assert not is_for_matrix_units((128_000, 64, 48))
+    assert not is_for_matrix_units((128_000, 256, 256))
 
     def function(x: jax.Array, w: jax.Array, many: jax.Array, half: jax.Array) -> Any:
         exact = partial(jnp.matmul, precision="highest")

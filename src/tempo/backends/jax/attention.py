@@ -34,7 +34,7 @@ PROGRAMS = {True: 256, False: 1536}
 WARPS = {True: 4, False: 1}
 HALF_TILES = 1024
 """So many tiles in half precision are on their way from memory at once, of all programs together."""
-STAGES = 3
+STAGES = 4
 """So many tiles in single precision, of one program."""
 LEAST_ROWS = 16
 """Matrix units multiply no fewer rows at once."""

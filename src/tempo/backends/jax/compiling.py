@@ -27,8 +27,9 @@ NARROW = 2**10
 
 # Products in which three of matrix units are faster: with as many rows and columns as these units want, not more on
 # both sides than Triton is good at (the library's three products are less exact), and sums that one program makes.
+# Where a product is tall, sums must be long: otherwise most of the time goes to writing them.
 LEAST_SIDE, MOST_SIDE = 16, 512
-LONGEST_SUM = 2**12
+LEAST_TALL_SUM, LONGEST_SUM = 512, 2**12
 THREE_PRODUCTS = (
     "#stablehlo.dot_algorithm<lhs_precision_type = tf32, rhs_precision_type = tf32, accumulation_type = f32, "
     "lhs_component_count = 1, rhs_component_count = 1, num_primitive_operations = 3, "
@@ -102,8 +103,8 @@ def is_tall(sides: tuple[int, int, int]) -> bool:
 def is_for_matrix_units(sides: tuple[int, int, int]) -> bool:
     """Whether three products of matrix units take less time than one in single precision."""
     *_, summed = sides
-    least = min(sides[:2])
-    return LEAST_SIDE <= least <= MOST_SIDE and LEAST_SIDE <= summed <= LONGEST_SUM and not is_tall(sides)
+    least_sum = LEAST_TALL_SUM if is_tall(sides) else LEAST_SIDE
+    return LEAST_SIDE <= min(sides[:2]) <= MOST_SIDE and least_sum <= summed <= LONGEST_SUM
 
 
 def use_matrix_units(module: Any) -> None:
