@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _decode_cells import PROMPT, Cell, Piece, is_ones, mixed, offset, scale, uniform
+from _turns import Turns
 from jax import lax
 
 from tempo.llm import Config
@@ -111,40 +112,55 @@ ATTENTIONS = {
 }
 
 
-def fastest_attention(cell: Cell) -> tuple[str, dict[str, Any]]:
+def fastest_attention(cell: Cell, turns: Turns) -> tuple[str, dict[str, Any]]:
     """The name of the fastest for one layer in the middle of the context; milliseconds of all, or why not."""
+    compiled: dict[str, Any] = {}
     found: dict[str, Any] = {}
-    for name, attention in ATTENTIONS.items():
-        try:
-            found[name] = _attention_ms(cell, attention)
-        except Exception as error:  # a kernel that does not take these shapes says so in many ways
-            if attention.function is not cudnn:
-                raise
-            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    timed = {name: ms for name, ms in found.items() if isinstance(ms, float)}
-    return min(timed, key=timed.__getitem__), found
+    with turns.together():
+        for name, attention in ATTENTIONS.items():
+            try:
+                compiled[name] = _some_steps(cell, attention)
+            except Exception as error:  # a kernel that does not take these shapes says so in many ways
+                if attention.function is not cudnn:
+                    raise
+                found[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    with turns.alone():
+        times = {name: _attention_ms(cell, ATTENTIONS[name], steps) for name, steps in compiled.items()}
+    return min(times, key=times.__getitem__), times | found
 
 
-def _attention_ms(cell: Cell, attention: Attention, steps: int = 20) -> float:
-    config = cell.config
+SEARCHED_STEPS = 20
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
+
+def _some_steps(cell: Cell, attention: Attention) -> Any:
+    """A program of one layer's attention at some steps, from keys, values and a query."""
+
     def run(keys: Array, values: Array, q: Array) -> Any:
         def body(n: Array, carry: Any) -> Any:
             keys, values, q = carry
             at = cell.context // 2 + n
-            new = q[:, :, : config.kv_heads]
+            new = q[:, :, : cell.config.kv_heads]
             keys, values = attention.write(keys, new, at), attention.write(values, new, at)
             return keys, values, q + attention.function(q, keys, values, at[None]).reshape(q.shape)
 
-        return lax.fori_loop(0, steps, body, (keys, values, q))
+        return lax.fori_loop(0, SEARCHED_STEPS, body, (keys, values, q))
 
-    q = jnp.ones((cell.batch, 1, config.heads, config.head_size), config.dtype)
-    zeros = functools.partial(jnp.zeros, attention.shape(cell), config.dtype)
-    carry = jax.block_until_ready(run(zeros(), zeros(), q))
+    cache = jax.ShapeDtypeStruct(attention.shape(cell), cell.config.dtype)
+    query = jax.ShapeDtypeStruct(_query_shape(cell), cell.config.dtype)
+    return jax.jit(run, donate_argnums=(0, 1)).lower(cache, cache, query).compile()
+
+
+def _attention_ms(cell: Cell, attention: Attention, compiled: Any) -> float:
+    q = jnp.ones(_query_shape(cell), cell.config.dtype)
+    zeros = functools.partial(jnp.zeros, attention.shape(cell), cell.config.dtype)
+    carry = jax.block_until_ready(compiled(zeros(), zeros(), q))
     start = time.perf_counter()
-    jax.block_until_ready(run(*carry))
-    return 1e3 * (time.perf_counter() - start) / steps
+    jax.block_until_ready(compiled(*carry))
+    return 1e3 * (time.perf_counter() - start) / SEARCHED_STEPS
+
+
+def _query_shape(cell: Cell) -> tuple[int, ...]:
+    return cell.batch, 1, cell.config.heads, cell.config.head_size
 
 
 # -- the decoder -------------------------------------------------------------------------------------------------
@@ -212,11 +228,11 @@ def mlp(config: Config, x: Array, layer: Mapping[str, Array]) -> Array:
 class JaxSystem:
     """What both have in common: weights, caches, the prompt's pass."""
 
-    def __init__(self, cell: Cell, device: Any) -> None:
+    def __init__(self, cell: Cell, device: Any, name: str, candidates: dict[str, Any]) -> None:
         self.cell = cell
         self.device = device
-        self.name, self.candidates = fastest_attention(cell)
-        self.attention = ATTENTIONS[self.name]
+        self.name, self.candidates = name, candidates
+        self.attention = ATTENTIONS[name]
         self.params = by_layer(cell.config)
         self.forward = functools.partial(forward, cell.config, self.attention)
         self.caches: Caches = []

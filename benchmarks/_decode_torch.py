@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from _decode_cells import PROMPT, Cell, Piece, is_ones, mixed, offset, scale, uniform
+from _turns import Turns
 
 from tempo.llm import Config
 from tempo.llm.parameters import shapes
@@ -189,25 +190,32 @@ def library(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {"products": products, "library": library}
 
 
-def fastest_attention(cell: Cell, device: torch.device) -> tuple[str, dict[str, Any]]:
+def fastest_attention(cell: Cell, device: Any, turns: Turns) -> tuple[str, dict[str, Any]]:
     """The name of the faster for one layer in the middle of the context, compiled; milliseconds of both."""
-    config = cell.config
-    if device.type == "cpu":
+    if device != "gpu":
         return "products", {}
-    like = {"dtype": DTYPES[config.dtype.name], "device": device}
-    keys, values = (torch.zeros(cell.batch, config.kv_heads, cell.slots, config.head_size, **like) for _ in range(2))
-    q = torch.ones(cell.batch, config.kv_heads, config.heads // config.kv_heads, config.head_size, **like)
-    seen = torch.arange(cell.slots, device=device) <= cell.slots // 2
+    config = cell.config
+    like = {"dtype": DTYPES[config.dtype.name], "device": _torch_device(device)}
+    with turns.together():
+        shape = (cell.batch, config.kv_heads, cell.slots, config.head_size)
+        keys, values = (torch.zeros(shape, **like) for _ in range(2))
+        q = torch.ones(cell.batch, config.kv_heads, config.heads // config.kv_heads, config.head_size, **like)
+        seen = torch.arange(cell.slots, device=like["device"]) <= cell.slots // 2
+        compiled = {
+            name: torch.compile(functools.partial(_repeated, f, 10), fullgraph=True) for name, f in ATTENTIONS.items()
+        }
+        for run in compiled.values():
+            run(q, keys, values, seen)
     found: dict[str, Any] = {}
-    for name, function in ATTENTIONS.items():
-        run = torch.compile(functools.partial(_repeated, function, 10), fullgraph=True)
-        for count in (3, 10):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(count):
-                run(q, keys, values, seen)
-            torch.cuda.synchronize()
-        found[name] = 1e3 * (time.perf_counter() - start) / (10 * count)
+    with turns.alone():
+        for name, run in compiled.items():
+            for count in (3, 10):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(count):
+                    run(q, keys, values, seen)
+                torch.cuda.synchronize()
+            found[name] = 1e3 * (time.perf_counter() - start) / (10 * count)
     torch._dynamo.reset()
     return min(found, key=found.__getitem__), found
 
@@ -222,12 +230,16 @@ def _repeated(function: Callable[..., Tensor], count: int, q: Tensor, *others: T
 # -- the systems -------------------------------------------------------------------------------------------------
 
 
+def _torch_device(name: Any) -> torch.device:
+    return torch.device("cuda" if name == "gpu" else "cpu")
+
+
 class TorchSystem:
     """What both have in common: weights, caches, the prompt's pass."""
 
     def __init__(self, cell: Cell, device: Any) -> None:
         self.cell = cell
-        self.device = torch.device("cuda" if device == "gpu" else "cpu")
+        self.device = _torch_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
         if cell.quick:
             torch.set_num_threads(1)  # more would only wait for each other
@@ -298,9 +310,9 @@ class EagerSystem(TorchSystem):
 
 
 class CompiledSystem(TorchSystem):
-    def __init__(self, cell: Cell, device: Any) -> None:
+    def __init__(self, cell: Cell, device: Any, name: str, candidates: dict[str, Any]) -> None:
         super().__init__(cell, device)
-        self.name, self.candidates = fastest_attention(cell, self.device)
+        self.name, self.candidates = name, candidates
 
     def build(self) -> None:
         super().build()

@@ -1,6 +1,7 @@
 """Decoding with language models: ours, JAX and PyTorch by hand, and the time that reading memory takes at least.
 
     python benchmarks/decode.py [--quick] [--device cpu|gpu] [--only CELLS] [--systems NAMES] [--plot FILE]
+        [--seconds S] [--jobs N]
     python benchmarks/decode.py --table RECORDS ... [--plot FILE]
     python benchmarks/decode.py --planned [--only CELLS] [--plot FILE]
 
@@ -8,12 +9,13 @@ A cell is MODEL/BATCH/CONTEXT/causal|window: llama has the shape of Llama-3.2-3B
 GPT-2 small in float32 (window 512), both with random weights. From a prompt of 16 tokens, greedily, as many tokens are
 generated as fit into the context. ``--only`` takes cells or beginnings of their names, with commas between them, or
 "all"; ``--table`` puts the records of several runs into one table. Systems of a cell run one after the other, on a GPU
-each in a process of its own. ``--planned`` runs nothing: it says how many bytes our stores have from which step on, for
-which neither a GPU nor weights are needed.
+each in a process of its own. ``--jobs`` takes several cells at a time, if they fit into the device's memory: what is
+compiled at the same time is timed alone, and times to the first token are left out. ``--planned`` runs nothing: it says
+how many bytes our stores have from which step on, for which neither a GPU nor weights are needed.
 
-``ms`` is per token, the mean of the whole context. It is ``timed`` "whole" where that takes no more than 20 seconds:
-from the prompt to the last token. Otherwise it is "sampled": the mean of a line through the times of some steps at
-several places of the context, on a cache of zeros (``ms_sampled``, which all have; ``ms_of_pieces`` has the places).
+``ms`` is per token, the mean of the whole context. It is ``timed`` "whole" where that takes no more than ``--seconds``
+(20): from the prompt to the last token. Otherwise it is "sampled": the mean of a line through the times of some steps
+at several places of the context, on a cache of zeros (``ms_sampled``, which all have; ``ms_of_pieces`` has the places).
 ``floor_ms`` is what reading weights and live keys and values takes at the bandwidth of a copy. Times to the first token
 that a step has made (the second after the prompt), in seconds: ``first_cold_s`` with an empty disk cache,
 ``first_warm_s`` when it has the compiled programs, ``first_s`` when everything is in memory. ``bytes_needed`` is
@@ -32,8 +34,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from typing import Any
 import jax
 import numpy as np
 from _decode_cells import Cell, Piece, grid
+from _turns import Room, Turns
 from common import Results, table, use_device
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
@@ -57,7 +61,7 @@ CHECKED = 8
 # change places.
 TOLERANCES = {"bfloat16": 0.3, "float32": 1e-3}
 
-# The whole context is generated if that takes no longer than this.
+# The whole context is generated if that takes no longer than this, unless told otherwise.
 WHOLE_SECONDS = 20.0
 SAMPLE_SECONDS = 0.3
 QUICK_SECONDS = 0.02
@@ -65,31 +69,45 @@ FEW = 2
 ROUNDS = 3
 
 
+# What a cell takes at most, over what it needs, and beside it: a copy of the cache, what a library takes.
+MOST_TAKEN, BESIDE = 1.5, 2e9
+
+
 # -- one system of a cell ----------------------------------------------------------------------------------------
 
 
-def measure(
-    name: str, cell: Cell, device: str | None, caches: str, tokens: Mapping[str, np.ndarray[Any, Any]]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Way:
+    """How systems are measured."""
+
+    device: str | None
+    caches: str
+    """A folder for what is compiled."""
+    whole_seconds: float
+    turns: Turns
+    is_shared: bool
+    """Whether others are on the machine at the same time, so that what a process takes to get ready says nothing."""
+
+
+def measure(name: str, cell: Cell, way: Way, tokens: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """All figures of a system, and its first tokens; of the reference, also how well those of others agree."""
     try:
-        system = started(name, cell, device, caches)
-        start = time.perf_counter()
-        system.build()
-        system.generate(2)
-        cold = time.perf_counter() - start
-        start = time.perf_counter()
-        system.generate(2)
-        found: dict[str, Any] = {"first_s": time.perf_counter() - start, "first_cold_s": cold}
-        found["tokens"] = system.generate(CHECKED)
-        found |= token_times(system, cell) | system.figures()
-        if name == REFERENCE:
-            found["lags"] = {other: system.lags(first) for other, first in {**tokens, name: found["tokens"]}.items()}
+        system = started(name, cell, way)
+        with way.turns.together():
+            cold = first_seconds(system)
+        with way.turns.alone():
+            start = time.perf_counter()
+            system.generate(2)
+            found: dict[str, Any] = {"first_s": time.perf_counter() - start}
+            found["tokens"] = system.generate(CHECKED)
+            found |= token_times(system, cell, way.whole_seconds) | system.figures()
+            if name == REFERENCE:
+                all_tokens = {**tokens, name: found["tokens"]}
+                found["lags"] = {other: system.lags(first) for other, first in all_tokens.items()}
+        if way.is_shared:
+            return found
         system.forget()
-        start = time.perf_counter()
-        system.build()
-        system.generate(2)
-        return {**found, "first_warm_s": time.perf_counter() - start}
+        return {**found, "first_cold_s": cold, "first_warm_s": first_seconds(system)}
     except Exception as error:
         key, said = wrong(error)
         if key == "failed":
@@ -97,29 +115,46 @@ def measure(
         return {key: said}
 
 
-def started(name: str, cell: Cell, device: str | None, caches: str) -> Any:
+def first_seconds(system: Any) -> float:
+    """How long it takes to build a system and to make the first token that a step makes."""
+    start = time.perf_counter()
+    system.build()
+    system.generate(2)
+    return time.perf_counter() - start
+
+
+def started(name: str, cell: Cell, way: Way) -> Any:
     """A system with its weights on the device."""
     framework, _, kind = name.partition(" ")
     if framework == "torch":
         import _decode_torch
 
-        kinds = {"eager": _decode_torch.EagerSystem, "compile": _decode_torch.CompiledSystem}
-        return kinds[kind](cell, device)
+        if kind == "compile":
+            fastest = _decode_torch.fastest_attention(cell, way.device, way.turns)
+            with way.turns.together():
+                return _decode_torch.CompiledSystem(cell, way.device, *fastest)
+        with way.turns.together():
+            return _decode_torch.EagerSystem(cell, way.device)
     import _decode_jax
     import _decode_tempo
 
-    where = use_device(device)
+    where = use_device(way.device)
     jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", caches)
+    jax.config.update("jax_compilation_cache_dir", way.caches)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     reset_cache()  # JAX asks only once whether there is one
     if cell.config.dtype.itemsize < 4:
         jax.config.update("jax_default_matmul_precision", None)
-    kinds = {"": _decode_tempo.TempoSystem, "step": _decode_jax.StepSystem, "loop": _decode_jax.LoopSystem}
-    return kinds[kind](cell, where)
+    if not kind:
+        with way.turns.together():
+            return _decode_tempo.TempoSystem(cell, where)
+    kinds = {"step": _decode_jax.StepSystem, "loop": _decode_jax.LoopSystem}
+    fastest = _decode_jax.fastest_attention(cell, way.turns)
+    with way.turns.together():
+        return kinds[kind](cell, where, *fastest)
 
 
-def token_times(system: Any, cell: Cell) -> dict[str, Any]:
+def token_times(system: Any, cell: Cell, whole_seconds: float) -> dict[str, Any]:
     """Milliseconds per token: of samples, and of the whole context where that is affordable."""
     seconds = QUICK_SECONDS if cell.quick else SAMPLE_SECONDS
     pieces: Sequence[Piece] = system.pieces
@@ -128,7 +163,7 @@ def token_times(system: Any, cell: Cell) -> dict[str, Any]:
     found = {"ms": sampled, "ms_sampled": sampled, "timed": "sampled", "steps": sum(count for _, count in each)}
     found["ms_of_pieces"] = [(piece.first, ms) for piece, (ms, _) in zip(pieces, each, strict=True)]
     expected = 1e-3 * sampled * cell.new
-    if expected > WHOLE_SECONDS:
+    if expected > whole_seconds:
         return found
     times = []
     for _ in range(ROUNDS if expected < 1 else 1):
@@ -175,13 +210,14 @@ def wrong(error: Exception) -> tuple[str, Any]:
     return "failed", message
 
 
-def bandwidth(device: str | None, quick: bool) -> tuple[float, str, str]:
-    """The bytes a second of a copy, and what the device is."""
+def bandwidth(device: str | None, quick: bool) -> tuple[float, str, str, float]:
+    """The bytes a second of a copy, what the device is, and how many bytes it has, if it says so."""
     import _decode_jax
 
     where = use_device(device)
     size = 2**24 if quick else 2**32 if where.platform == "gpu" else 2**28
-    return _decode_jax.bandwidth(size), where.platform, where.device_kind
+    room = (where.memory_stats() or {}).get("bytes_limit", np.inf)
+    return _decode_jax.bandwidth(size), where.platform, where.device_kind, room
 
 
 def apart(isolated: bool, function: Any, *arguments: Any) -> Any:
@@ -196,37 +232,47 @@ def apart(isolated: bool, function: Any, *arguments: Any) -> Any:
 
 
 def compare(
-    cell: Cell, systems: Sequence[str], device: str, copied: float, isolated: bool, caches: str, results: Results
+    cell: Cell, systems: Sequence[str], way: Way, copied: float, isolated: bool, results: Results, room: Room
 ) -> None:
+    with room.of(MOST_TAKEN * cell.bytes_needed + BESIDE):
+        found = figures_of(cell, systems, way, isolated)
+    record(cell, found, copied, results)
+
+
+def figures_of(cell: Cell, systems: Sequence[str], way: Way, isolated: bool) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in systems:
         print(f"{cell.name}: {name} ...", file=sys.stderr, flush=True)
         first = {other: figures["tokens"] for other, figures in found.items() if "tokens" in figures}
         try:
-            found[name] = apart(isolated, measure, name, cell, device, caches, first)
+            found[name] = apart(isolated, measure, name, cell, way, first)
         except BrokenProcessPool:  # killed, mostly for the host's memory
             found[name] = {"failed": "the process died"}
         # A run that is broken off has said what it knew; records have what was found of all systems.
         said = {key: value for key, value in found[name].items() if key not in ("tokens", "lags", "memory")}
         print(f"{cell.name}: {name}: {json.dumps(said, default=float)}", file=sys.stderr, flush=True)
+    return found
+
+
+def record(cell: Cell, found: Mapping[str, Mapping[str, Any]], copied: float, results: Results) -> None:
     lags = found.get(REFERENCE, {}).get("lags", {})
     tolerance = TOLERANCES[cell.config.dtype.name]
     floor = cell.floor_ms(copied)
     others = [figures["ms"] for name, figures in found.items() if name != OURS and "ms" in figures]
     for name, figures in found.items():
-        record = {key: value for key, value in figures.items() if key not in ("tokens", "lags")}
-        record |= {"floor_ms": floor, "bytes_needed": cell.bytes_needed}
+        said = {key: value for key, value in figures.items() if key not in ("tokens", "lags")}
+        said |= {"floor_ms": floor, "bytes_needed": cell.bytes_needed}
         if name in lags:
-            record["lag"] = lags[name]
+            said["lag"] = lags[name]
             if lags[name] > tolerance:
-                record["failed"] = f"its tokens are not the most likely ones: behind by {lags[name]:.3g}"
-        if (peak := peak_bytes(record)) is not None:
-            record["over_needed"] = peak / cell.bytes_needed
-        if "ms" in record:
-            record["over_floor"] = record["ms"] / floor
+                said["failed"] = f"its tokens are not the most likely ones: behind by {lags[name]:.3g}"
+        if (peak := peak_bytes(said)) is not None:
+            said["over_needed"] = peak / cell.bytes_needed
+        if "ms" in said:
+            said["over_floor"] = said["ms"] / floor
             if name == OURS and others:
-                record["ratio"] = record["ms"] / min(others)
-        results.add(cell.name, name, **record)
+                said["ratio"] = said["ms"] / min(others)
+        results.add(cell.name, name, **said)
 
 
 # -- results -----------------------------------------------------------------------------------------------------
@@ -295,10 +341,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
     parser.add_argument("--only", metavar="CELLS", help="cells, or beginnings of their names; all")
     parser.add_argument("--systems", metavar="NAMES", default=",".join(SYSTEMS), help=f"of: {', '.join(SYSTEMS)}")
+    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="generate whole contexts up to this long")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cells whose systems are compiled at once")
     parser.add_argument("--table", nargs="+", metavar="RECORDS", help="files with records, to be shown as one table")
     parser.add_argument("--planned", action="store_true", help="how much memory it takes when, without running it")
     parser.add_argument("--plot", metavar="FILE", help="draw memory over time (needs matplotlib)")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"{options.jobs} jobs do nothing; there must be at least one")
     options.cells = chosen(options.only, options.quick)
     if not options.cells:
         parser.error(f"there is no cell '{options.only}'; cells are: {', '.join(c.name for c in grid(options.quick))}")
@@ -346,14 +396,24 @@ def planned(options: argparse.Namespace) -> list[dict[str, Any]]:
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     # Everything that a process allocates, for a cell that fills the device.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
-    isolated = options.device != "cpu"
-    copied, device, kind = apart(isolated, bandwidth, options.device, options.quick)
+    is_shared = options.jobs > 1
+    if is_shared:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    isolated = options.device != "cpu" or is_shared
+    copied, device, kind, size = apart(isolated, bandwidth, options.device, options.quick)
     results = Results("decode", device=kind, quick=options.quick, copy_gb_s=round(copied / 1e9, 1))
-    with tempfile.TemporaryDirectory() as caches:
+    room = Room(size)
+    with tempfile.TemporaryDirectory() as caches, ThreadPoolExecutor(options.jobs) as pool:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(caches) / "torch")
-        for cell in options.cells:
-            compare(cell, options.systems, device, copied, isolated, str(Path(caches) / "jax"), results)
-    return results.records
+        turns = Turns(Path(caches) / "turns" if is_shared else None)
+        way = Way(device, str(Path(caches) / "jax"), options.seconds, turns, is_shared)
+        # Those that leave room for others come first, in place of waiting for it.
+        cells = sorted(options.cells, key=lambda cell: cell.bytes_needed) if is_shared else options.cells
+        each = [pool.submit(compare, cell, options.systems, way, copied, isolated, results, room) for cell in cells]
+        for one in each:
+            one.result()
+    order = [cell.name for cell in options.cells]
+    return sorted(results.records, key=lambda found: order.index(found["case"]))
 
 
 if __name__ == "__main__":

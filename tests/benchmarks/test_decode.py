@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -34,6 +35,62 @@ def test_all_systems_agree_and_are_put_into_one_table(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert again.stderr.splitlines() == found.stderr.splitlines()[-2 - len(systems) :]
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_cells_that_are_compiled_at_the_same_time() -> None:
+    systems = ["tempo", "jax loop"]
+    found = run("decode", "--quick", "--device", "cpu", "--systems", ",".join(systems), "--jobs", "2", "--seconds", "0")
+    assert found.returncode == 0, found.stderr
+    records = [json.loads(line) for line in found.stdout.splitlines()]
+    cells = [f"{model}/2/64/{kind}" for model in ("llama", "gpt2") for kind in ("causal", "window")]
+    assert {(r["case"], r["system"]) for r in records} == {(cell, system) for cell in cells for system in systems}
+    assert all(r["timed"] == "sampled" and "first_cold_s" not in r for r in records)
+    rows = found.stderr.splitlines()[-len(records) :]
+    assert [row.split()[1] for row in rows] == [cell for cell in cells for _ in systems]
+
+
+def test_what_is_timed_waits_until_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from _turns import Turns
+
+    one, other = Turns(tmp_path / "turns"), Turns(tmp_path / "turns")
+    said: list[str] = []
+
+    def alone() -> None:
+        with other.alone():
+            said.append("alone")
+
+    timing = Thread(target=alone)
+    with one.together(), other.together():
+        timing.start()
+        timing.join(0.1)
+        said.append("together")
+    timing.join()
+    assert said == ["together", "alone"]
+    with Turns().together(), Turns().alone():
+        pass  # nobody to wait for
+
+
+def test_what_does_not_fit_beside_others_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from _turns import Room
+
+    room = Room(10)
+    said: list[str] = []
+
+    def large() -> None:
+        with room.of(12):
+            said.append("large")
+
+    waiting = Thread(target=large)
+    with room.of(4), room.of(6):
+        waiting.start()
+        waiting.join(0.1)
+        said.append("small")
+    waiting.join()
+    assert said == ["small", "large"]
+    assert room.taken == 0
 
 
 @pytest.mark.slow
