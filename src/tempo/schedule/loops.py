@@ -28,7 +28,7 @@ from tempo.schedule.dependences import Dependence, Shifts
 from tempo.schedule.extents import Extents
 from tempo.schedule.folds import Fold
 from tempo.schedule.looptree import Tree
-from tempo.schedule.nesting import Nesting, Place, TangledError
+from tempo.schedule.nesting import Nesting, Part, Place, TangledError
 from tempo.schedule.results import handed_out
 from tempo.symbolic import Dim, conjunction, equal
 from tempo.symbolic.polyhedral import most_above, span, to_set
@@ -55,8 +55,8 @@ class Schedule:
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
     """The most steps that a loop computes at once, by the number of the loop, where it computes blocks."""
-    part_of: Mapping[int, int]
-    """Of loops that are parts of another one, computed at once, the number of that one."""
+    parts: Mapping[int, Part]
+    """Loops that are parts of another one, computed at once."""
     tiles: frozenset[Dim]
     """Dims that count the tiles of ranges."""
     tiled: frozenset[int]
@@ -176,7 +176,7 @@ def _schedule(
         beyond,
         results,
         builder.blocks,
-        builder.part_of,
+        builder.parts,
         tiles,
         frozenset(builder.tiled_loops),
         builder.folds,

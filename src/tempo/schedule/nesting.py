@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tempo.analysis.stops import asked_for
@@ -34,6 +34,14 @@ Place = tuple[tuple[Dim, int], ...]
 one loop that was cut have one number."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the loop with the number ``of``, before the step ``stop``, that has a number of its own."""
+
+    of: int
+    stop: int
+
+
 class ScheduleError(TempoError):
     """No loops were found for a program that passed all checks: a bug in Tempo."""
 
@@ -58,7 +66,7 @@ class Nesting:
         self.sizes = sizes
         self.unrolled = unrolled
         self.blocks: dict[int, int] = {}
-        self.part_of: dict[int, int] = {}
+        self.parts: dict[int, Part] = {}
         self.tiled_loops: set[int] = set()
         self.tangled = False
         self.folds: dict[Node, dict[Dim, Fold]] = {}
@@ -362,7 +370,7 @@ class Nesting:
             self.reasons[node, family] = f"{start} .. {stop - 1} need no loop; {self.reasons.get((node, family), '')}"
         *outer, (_, whole_loop) = loop
         self.loops += 1
-        self.part_of[self.loops] = whole_loop
+        self.parts[self.loops] = Part(whole_loop, stop)
         self.blocks[self.loops] = block
         here = (*outer, (family, self.loops))
         whole = start + (stop - start) // block * block

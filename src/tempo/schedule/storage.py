@@ -243,14 +243,27 @@ def keeping(
     if block and (whole_blocks or any(len(path) == 1 for path in own)):
         if furthest == 0 and not whole_blocks:
             return Present(block)
+        if len(parts) > 1:
+            return Window(max(_live(dim, node, number, furthest, schedule) for number in parts))
         # Blocks that follow each other all the way never end in the middle of a window of whole ones.
-        return Window(furthest + block if len(parts) > 1 else -(-(furthest + block) // block) * block)
+        return Window(-(-(furthest + block) // block) * block)
     return Window(furthest + 1) if furthest else Latest()
+
+
+def _live(dim: Dim, node: Node, number: int, furthest: int, schedule: Schedule) -> int:
+    """How many steps of a node there are at most that a loop still reads, with those that it computes: in a part of a
+    loop that is computed at once, no more than have been computed when it ends."""
+    most = furthest + schedule.blocks.get(number, 1)
+    if number not in schedule.parts:
+        return most
+    first, _ = schedule.steps(node, dim)
+    computed: int = schedule.own_step(node, dim, schedule.parts[number].stop) - first
+    return min(most, computed)
 
 
 def _one_after_the_other(own: Set[tuple[int, ...]], schedule: Schedule) -> bool:
     """Whether loops are the parts of one that goes forward: what one of them leaves in a window the next one finds."""
-    whole = {schedule.part_of.get(path[0], path[0]) for path in own}
+    whole = {schedule.parts[path[0]].of if path[0] in schedule.parts else path[0] for path in own}
     return len(whole) == 1 and not whole & schedule.backwards and all(len(path) == 1 for path in own)
 
 

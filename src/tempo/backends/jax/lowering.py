@@ -583,8 +583,10 @@ class Lowering:
                 starts.append(kept.slot(block.at[d]))
                 array = jnp.expand_dims(array, axis)
             else:
-                starts.append(kept.slot(block.ranges[d].start))
-                wraps = wraps or isinstance(kept, Window)
+                start = kept.slot(block.ranges[d].start)
+                starts.append(start)
+                is_before_end = isinstance(start, int) and start + block.ranges[d].length <= kept.size
+                wraps = wraps or (isinstance(kept, Window) and not is_before_end)
         if not wraps:
             starts += [0] * len(store.value)
             slots = [jnp.asarray(s, jnp.int32) for s in starts]
