@@ -194,6 +194,8 @@ class Compilation:
         speed = GPU_SPEED if parallel else CPU_SPEED
         buckets = Buckets(wanted.cuts(source), speed)
         rates = RATES["gpu" if parallel else "cpu"]
+        if self.request.backend != "jax":
+            rates = replace(rates, memory=replace(rates.memory, reads_blocks_beside=False))
         # What is in host memory is named in terms of what is computed again.
         first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
         unrolled = wanted.unrolled(source)

@@ -59,6 +59,9 @@ class Habits:
     computed element by element."""
     attends_in_tiles: bool
     """Whether there are kernels for attention that keep no scores."""
+    reads_blocks_beside: bool = True
+    """Whether what is computed at once is read as it is, and not out of a circle that it is written into. (Without XLA,
+    everything is read out of stores, point by point.)"""
 
 
 HABITS = {
@@ -243,6 +246,11 @@ class _Walk:
             if node not in inside_outputs:
                 change[start] += self.stores[node].bytes
                 change[last[node] + (node not in over)] -= self.stores[node].bytes
+        for at, tree in enumerate(trees):
+            if isinstance(tree, Compute) and tree.node in self.stores:
+                beside = self.stores[tree.node].beside(around)
+                change[at] += beside
+                change[max(last.get(tree.node, at), at) + 1] -= beside
         held = [*itertools.accumulate(change[:-1])]
         totals = [(each[0] + stored, each[1] + stored) for each, stored in zip(within, held, strict=True)]
         return max((total[0] for total in totals), default=0), max((total[1] for total in totals), default=0)

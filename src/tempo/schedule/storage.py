@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
@@ -43,6 +43,8 @@ class Window:
 
     size: int
     final: int = 0
+    short: bool = False
+    """Whether a block of steps that is computed at once is not read out of the circle, which has no room for it."""
 
     def slot(self, step: int) -> int:
         return step % self.size
@@ -89,6 +91,10 @@ class Apart:
 Keeping = Steps | Window | Latest | Present | Apart
 
 
+def _is_short(kept: Keeping) -> TypeGuard[Window]:
+    return isinstance(kept, Window) and kept.short
+
+
 @dataclass(frozen=True)
 class Store:
     """The layout of a node's values."""
@@ -107,6 +113,11 @@ class Store:
     @property
     def bytes(self) -> int:
         return math.prod(self.shape) * self.node.dtype.itemsize
+
+    def beside(self, around: Mapping[Dim, int]) -> int:
+        """The bytes of what is read beside a short circle, in loops that compute so many steps of dims at once."""
+        short = [(kept.size, around.get(d.origin, 1)) for d, kept in self.dims.items() if _is_short(kept)]
+        return sum(self.bytes // size * (size - 1 + block) for size, block in short if block > 1)
 
     def outlives(self, family: Dim) -> bool:
         """Whether values are kept beyond an iteration of the loop over a dim."""
@@ -161,7 +172,8 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
             single = [single_step(edge, d, schedule) for edge in results.get(node, ())]
-            found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single)
+            short = habits.reads_blocks_beside
+            found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single, short=short)
             # A circle with room for all steps is none: what is read of it is then a part, not a gather.
             full = isinstance(found, Window) and found.size >= whole.size
             kept[d] = whole if found is None or full else found
@@ -196,9 +208,10 @@ def keeping(
     schedule: Schedule,
     finally_read: Sequence[int | None] = (),
     by_block: bool = False,
+    short: bool = False,
 ) -> Keeping | None:
     """How few steps of a dim will do, if some of them are read when all is done: None for all of them. All of a block,
-    if it is ``by_block`` that they are read."""
+    if it is ``by_block`` that they are read. A circle of steps may be ``short``, beside a block that is read itself."""
     family = dim.origin
     own = {_loops(place, family) for place in schedule.places[node]}
     if () in own:
@@ -244,6 +257,9 @@ def keeping(
         if furthest == 0 and not whole_blocks:
             return Present(block)
         if len(parts) > 1:
+            # Inside of other loops the programs of a block may be several, which hand on stores and nothing else.
+            if short and not whole_blocks and all(len(place) == 1 for place in schedule.places[node]):
+                return Window(furthest + 1, short=True)
             return Window(max(_live(dim, node, number, furthest, schedule) for number in parts))
         # Blocks that follow each other all the way never end in the middle of a window of whole ones.
         return Window(-(-(furthest + block) // block) * block)

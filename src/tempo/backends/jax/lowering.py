@@ -25,7 +25,7 @@ from tempo.backends.jax.padding import Padding
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.backends.jax.repetition import Repetition, count_of, make_room
 from tempo.backends.jax.settled import Settled
-from tempo.backends.jax.state import UNSTORED, Computed, Fresh, Previous, State
+from tempo.backends.jax.state import UNSTORED, Beside, Computed, Fresh, Previous, Recent, State
 from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
@@ -264,6 +264,9 @@ class Lowering:
             here = {d: Latest() if d in points else kept for d, kept in store.dims.items()}
             present = self.present(edge.node, [d for d in fresh.at if d not in points], block)
             return self.fitted(edge, read(edge, fresh.array, replace(store, dims=here), block, present), lengths)
+        beside = self.beside(edge.node, state, block)
+        if beside is not None:
+            return self.fitted(edge, read(edge, beside.array, beside.store, block, {}), lengths)
         held, store = self.held(edge, state, block)
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
@@ -305,6 +308,18 @@ class Lowering:
         held = state[edge.node] if edge.node in state else apart.zeros(store)
         return apart.gathered(edge, held, store, block) if apart.unrolled(store) else (held, store)
 
+    def beside(self, node: Node, state: State, block: Block) -> Beside | None:
+        """What is there of a node beside a short circle, where a block is computed that reads it."""
+        found: Beside | None = state.get(Recent(node))
+        # As above, the blocks of a loop are told apart by the objects that stand for them.
+        return found if found is not None and block.loops.get(found.family) is found.at else None
+
+    def layouts(self, edges: Sequence[Edge], state: State, block: Block) -> Mapping[Node, Store]:
+        """How what a block reads lies in memory."""
+        found = (self.beside(edge.node, state, block) for edge in edges)
+        beside = {one.store.node: one.store for one in found if one is not None}
+        return {**self.storage.stores, **beside} if beside else self.storage.stores
+
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
         """The first steps of a node's dims in the block that a loop is at."""
         return {d: self.schedule.own_step(node, d, block.loops[d.origin].start) for d in dims}
@@ -341,7 +356,7 @@ class Lowering:
 
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
-        turned = circle(node, edges, self.storage.stores, block)
+        turned = circle(node, edges, self.layouts(edges, state, block), block)
         if turned is not None:
             read = turned.edges(edges)
             if all(self.settled(edge) for n, edge in enumerate(read) if turned.reads_more(n)):
@@ -571,6 +586,9 @@ class Lowering:
         if node in state.get(UNSTORED, ()):
             return held
         stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
+        for axis, (d, kept) in enumerate(stored):
+            if isinstance(kept, Window) and kept.short and d in inside and d not in block.at:
+                return self.written_beside(store, held, array, d, axis, state, block)
         starts: list[Any] = []
         wraps = False
         for axis, (d, kept) in enumerate(stored):
@@ -597,6 +615,28 @@ class Lowering:
             slots = (start + np.arange(array.shape[axis])) % store.shape[axis]
             places.append(slots.reshape([-1 if n == axis else 1 for n in range(len(starts))]))
         return held.at[tuple(places)].set(array)
+
+    def written_beside(
+        self, store: Store, held: Array, array: Array, d: Dim, axis: int, state: State, block: Block
+    ) -> Array:
+        """What a short circle of steps of a dim becomes when a block is put into it, of which it has room for the last
+        ones. Who reads the block, or steps before it, at the same time reads an array that has both."""
+        node, steps, size = store.node, block.ranges[d], store.shape[axis]
+        before = size - 1
+        if isinstance(steps.start, int):
+            before = min(before, steps.start - self.schedule.steps(node, d)[0])
+        both = array
+        if before:
+            slots = (steps.start - before + np.arange(before)) % size
+            both = jnp.concatenate([jnp.take(held, slots, axis=axis, mode="clip"), array], axis)
+        straight = replace(store, dims={**store.dims, d: Steps(steps.start - before, before + steps.length)})
+        state[Recent(node)] = Beside(both, straight, d.origin, block.loops[d.origin])
+        last = min(steps.length, size)
+        latest = lax.slice_in_dim(array, steps.length - last, steps.length, axis=axis)
+        first = (steps.start + steps.length - last) % size
+        if isinstance(first, int) and first + last <= size:
+            return lax.dynamic_update_slice_in_dim(held, latest, first, axis)
+        return held.at[(*[slice(None)] * axis, (first + np.arange(last)) % size)].set(latest)
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: Range.of(s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.graph.node import Node
+from tempo.schedule.looptree import BlockSteps
+from tempo.schedule.storage import Store
 from tempo.symbolic import Dim
 
 Array = Any
@@ -31,6 +33,24 @@ class Previous:
 
     node: Node
     back: int
+
+
+@dataclass(frozen=True)
+class Recent:
+    """The key under which a state has a block that was just put into a short circle, behind the steps before it."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A block of a node behind the steps before it, laid out like a ``store`` of them, at some steps of the loop over a
+    ``family`` of dims."""
+
+    array: Array
+    store: Store
+    family: Dim
+    at: BlockSteps
 
 
 @dataclass(frozen=True)
