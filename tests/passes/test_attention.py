@@ -10,13 +10,14 @@ import pytest
 
 import tempo as tp
 from tempo.backends.jax.attention import Layout, attention, kernel, products, shared_kernel, shared_products
-from tempo.backends.jax.circles import Hull
+from tempo.backends.jax.circles import Behind, Hull
 from tempo.backends.jax.reading import _Reader
-from tempo.graph.node import Graph
+from tempo.graph.node import Edge, Graph
 from tempo.ops.attention import ATTENTION
 from tempo.passes import apply_passes
 from tempo.passes.attention import fuse_attention
 from tempo.runtime.executable import Executable
+from tempo.schedule import segments
 
 SIZE = 16
 
@@ -87,17 +88,35 @@ def test_generation(window: int | None, heads: tuple[int, int], given: bool) -> 
     check(prog, bounds, **arrays(prog, bounds))
 
 
-@pytest.fixture
-def hulls(monkeypatch: pytest.MonkeyPatch) -> list[Hull]:
-    """What is read once for many windows, as far as programs are traced."""
-    found: list[Hull] = []
-    turned = Hull.turned
+def noted(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The objects of a kind by which operands are read, as they come."""
+    found: list[Any] = []
+    turned = kind.turned
 
-    def noted(self: Hull, *given: Any) -> Any:
+    def noting(self: Any, *given: Any) -> Any:
         found.append(self)
         return turned(self, *given)
 
-    monkeypatch.setattr(Hull, "turned", noted)
+    monkeypatch.setattr(kind, "turned", noting)
+    return found
+
+
+@pytest.fixture
+def hulls(monkeypatch: pytest.MonkeyPatch) -> list[Hull]:
+    return noted(Hull, monkeypatch)
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Edge]:
+    """What is copied for each point that reads it."""
+    found: list[Edge] = []
+    gather = _Reader.gather
+
+    def noting(self: _Reader, items: Any) -> None:
+        found.append(self.edge)
+        gather(self, items)
+
+    monkeypatch.setattr(_Reader, "gather", noting)
     return found
 
 
@@ -117,16 +136,20 @@ def test_prompts(window: int | None, given: bool, found: set[tuple[int, int]], h
     assert {(hull.low, hull.size) for hull in hulls} == found
 
 
-def test_prompts_of_which_a_step_too_many_is_computed(hulls: list[Hull], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "sizes"), [(3000, {16}), (4500, set())])
+def test_prompts_in_blocks(most: int, sizes: set[int], gathered: list[Edge], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody knows at which step a block begins, keys and values of its windows are read once as well."""
+    behind = noted(Behind, monkeypatch)
+    monkeypatch.setattr(segments, "KEEP_BYTES", most)
+    prog = generate(12, (4, 2), True, layers=3)
+    bounds = {"B": 2, "P": 60, "T": 70}
+    check(prog, bounds, **arrays(prog, bounds))
+    assert {one.size for one in behind} == sizes
+    assert not gathered
+
+
+def test_prompts_of_which_a_step_too_many_is_computed(hulls: list[Hull], gathered: list[Edge]) -> None:
     """The first step of one layer, which nobody needs, has keys that need not be numbers; no window has it."""
-    gathered = []
-    gather = _Reader.gather
-
-    def noted(self: _Reader, items: Any) -> None:
-        gathered.append(self.edge)
-        gather(self, items)
-
-    monkeypatch.setattr(_Reader, "gather", noted)
     prog = generate(12, (4, 2), True, layers=4)
     bounds = {"B": 2, "P": 24, "T": 28}
     check(prog, bounds, **arrays(prog, bounds))

@@ -292,27 +292,29 @@ class _Walk:
         """What attention takes at all points at once: all scores; or, where a kernel goes over them in tiles, whether
         each is seen. Nothing, if every point has other keys and values; or copies of these, if they are windows, and
         too many to read all of them at once."""
-        at_once = [d for d in node.domain if d.origin not in around]
+        steps = {d: self.schedule.steps(node, d) for d in node.domain}
+        counts = {d: around.get(d.origin, stop - start) for d, (start, stop) in steps.items()}
+        at_once = [d for d in node.domain if d.origin not in around or counts[d] > 1]
         _, keys, values, *_ = node.edges
         starts = [item.start for item in keys.index if isinstance(item, Slice)]
         moving = [d for d in at_once if any(d in start.symbols() for start in starts)]
         if not moving and all(_varies(edge, d) for d in at_once for edge in node.edges[:3]):
             return 0
-        steps = {d: self.schedule.steps(node, d) for d in node.domain}
         boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
         numbers = self.schedule.numbers
-        points = math.prod([around.get(d.origin, stop - start) for d, (start, stop) in steps.items()])
+        points = math.prod(counts.values())
         *_, of_keys, _, out = subscript_terms(node.attributes["terms"])
         seen = extent(keys.shape[of_keys.index(STEPS)], boxes, numbers)
         if moving:
             (item,) = (item for item in keys.index if isinstance(item, Slice))
             window, seen = seen, interval(item.stop, boxes, numbers)[1] - interval(item.start, boxes, numbers)[0]
+            seen = min(seen, window + sum(counts[d] - 1 for d in moving))
             if seen > MOST_WINDOWS * window:
                 return (
                     points * window * sum(math.prod(_numbers(e.node.shape)) * e.dtype.itemsize for e in (keys, values))
                 )
         queries = [size for letter, size in zip(out, node.shape, strict=True) if letter != OUT]
-        times = math.prod(len(range(*steps[d])) for d in at_once if d in moving or not _varies(keys, d))
+        times = math.prod(counts[d] for d in at_once if d in moving or not _varies(keys, d))
         is_long = min(times, seen) >= LEAST_AT_ONCE
         if self.habits.attends_in_tiles and is_long and node.dtype.itemsize < 4:
             return points * seen

@@ -12,7 +12,7 @@ windows, once, and its mask says which are a step's own: to copy them for each s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,12 +158,38 @@ class Hull(Turned):
         return [q, *new, *edges[3:]]
 
     def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
-        """The operands with a mask in which steps of other points' windows are none (-1)."""
-        q, keys, values, *seen = operands
-        start, stop = value(self.steps.start), value(self.steps.stop)
-        number = self.low + np.arange(self.size, dtype=np.int32)
-        mask = _mask(number - start, (number >= start) & (number < stop), seen)
-        return [q, keys, values, Padded(mask, (self.size,))]
+        return _of_windows(operands, self.low, self.size, self.steps, value)
+
+
+@dataclass(frozen=True)
+class Behind(Turned):
+    """The same at a block of which nobody knows where it begins: ``size`` steps of keys and values, those of the block
+    behind those before it, beginning with number ``first``."""
+
+    steps: Slice
+    size: int
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return self.steps.symbols()
+
+    def slots(self, operand: int) -> Slots | None:
+        return Slots(0, self.size) if operand in (1, 2) else None
+
+    def turned(self, operands: Sequence[Padded], value: Evaluate) -> list[Padded]:
+        q, *caches = operands[:3]
+        whole = [_full(x, x.array, 0, self.size) for x in caches]
+        return _of_windows([q, *whole, *operands[3:]], self.first, self.size, self.steps, value)
+
+
+def _of_windows(operands: Sequence[Padded], low: Any, size: int, window: Slice, value: Evaluate) -> list[Padded]:
+    """The operands of an attention with keys and values of ``size`` steps, and a mask in which those that are not in
+    the window are none (-1)."""
+    q, keys, values, *seen = operands
+    start, stop = value(window.start), value(window.stop)
+    number = low + np.arange(size, dtype=np.int32)
+    mask = _mask(number - start, (number >= start) & (number < stop), seen)
+    return [q, keys, values, Padded(mask, (size,))]
 
 
 def _mask(steps: Array, there: Array, seen: Sequence[Padded]) -> Array:
@@ -176,10 +202,13 @@ def _full(x: Padded, array: Array, axis: int, size: int) -> Padded:
     return replace(x.other(array), sizes=(*x.sizes[:axis], size, *x.sizes[axis + 1 :]))
 
 
-def circle(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Turned | None:
-    """The operands of a product that are windows of steps and can stay in the order of their stores."""
+def circle(
+    node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block, level: Set[Node]
+) -> Turned | None:
+    """The operands of a product that are windows of steps and can stay in the order of their stores. Those nodes are
+    ``level`` of which the steps of a block have the same numbers as the loop's."""
     if node.op is ATTENTION:
-        return _caches(node, edges, stores, block) or _hull(edges, stores, block)
+        return _caches(node, edges, stores, block) or _hull(edges, stores, block, level)
     if node.op is not EINSUM:
         return None
     *terms, out = subscript_terms(node.attributes["subscripts"])
@@ -206,7 +235,7 @@ def _caches(node: Node, edges: Sequence[Edge], stores: Mapping[Node, Store], blo
     return Caches(keys.first(block), axes, keys.size) if axes == (keys.axis, values.axis) else None
 
 
-def _hull(edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> Hull | None:
+def _hull(edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block, level: Set[Node]) -> Hull | Behind | None:
     """Windows of the same steps that begin at another one for every point of a block."""
     found = [
         [(d, item) for d, item in zip(e.node.domain, e.index, strict=True) if isinstance(item, Slice)]
@@ -218,12 +247,17 @@ def _hull(edges: Sequence[Edge], stores: Mapping[Node, Store], block: Block) -> 
     moving = [v for v in block.dims if v in steps.start.symbols()]
     known = all(isinstance(block.ranges[v].start, int) for v in block.dims if v in steps.symbols())
     kept = [stores[e.node].dims[of] for e, of in zip(edges[1:3], (d, other), strict=True)]
-    if steps != same or not moving or not known or not all(isinstance(k, Steps | Window) for k in kept):
+    if steps != same or not moving or not all(isinstance(k, Steps | Window) for k in kept):
         return None
     spans, numbers = block.spans(), block.bounds.numbers
-    low, high = interval(steps.start, spans, numbers)[0], interval(steps.stop, spans, numbers)[1]
-    size = high - low
-    return Hull(None, steps, low, size) if 0 < size <= MOST_WINDOWS * extent(steps.length, spans, numbers) else None
+    most = MOST_WINDOWS * extent(steps.length, spans, numbers)
+    if known:
+        low, high = interval(steps.start, spans, numbers)[0], interval(steps.stop, spans, numbers)[1]
+        return Hull(None, steps, low, high - low) if 0 < high - low <= most else None
+    behind = [k for k in kept if isinstance(k, Steps) and not isinstance(k.start, int)]
+    if len(behind) < 2 or behind[0].size != behind[1].size or not {e.node for e in edges[1:3]} <= level:
+        return None
+    return Behind(behind[0].start, steps, behind[0].size) if behind[0].size <= most else None
 
 
 @dataclass(frozen=True)

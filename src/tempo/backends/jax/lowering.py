@@ -266,7 +266,8 @@ class Lowering:
             return self.fitted(edge, read(edge, fresh.array, replace(store, dims=here), block, present), lengths)
         beside = self.beside(edge.node, state, block)
         if beside is not None:
-            return self.fitted(edge, read(edge, beside.array, beside.store, block, {}), lengths)
+            value = read(edge, beside.array, beside.store, block, {}, whole is not None)
+            return self.fitted(edge, value, lengths)
         held, store = self.held(edge, state, block)
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]
@@ -314,11 +315,11 @@ class Lowering:
         # As above, the blocks of a loop are told apart by the objects that stand for them.
         return found if found is not None and block.loops.get(found.family) is found.at else None
 
-    def layouts(self, edges: Sequence[Edge], state: State, block: Block) -> Mapping[Node, Store]:
-        """How what a block reads lies in memory."""
-        found = (self.beside(edge.node, state, block) for edge in edges)
-        beside = {one.store.node: one.store for one in found if one is not None}
-        return {**self.storage.stores, **beside} if beside else self.storage.stores
+    def turned(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Turned | None:
+        """How the operands of a product are read, if not as its edges say."""
+        found = [one for edge in edges if (one := self.beside(edge.node, state, block)) is not None]
+        stores = {**self.storage.stores, **{one.store.node: one.store for one in found}}
+        return circle(node, edges, stores, block, {one.store.node for one in found if one.level})
 
     def present(self, node: Node, dims: Sequence[Dim], block: Block) -> dict[Dim, Any]:
         """The first steps of a node's dims in the block that a loop is at."""
@@ -356,7 +357,7 @@ class Lowering:
 
     def apply(self, node: Node, edges: Sequence[Edge], state: State, block: Block) -> Value:
         """A primitive at all points of a block."""
-        turned = circle(node, edges, self.layouts(edges, state, block), block)
+        turned = self.turned(node, edges, state, block)
         if turned is not None:
             read = turned.edges(edges)
             if all(self.settled(edge) for n, edge in enumerate(read) if turned.reads_more(n)):
@@ -630,7 +631,8 @@ class Lowering:
             slots = (steps.start - before + np.arange(before)) % size
             both = jnp.concatenate([jnp.take(held, slots, axis=axis, mode="clip"), array], axis)
         straight = replace(store, dims={**store.dims, d: Steps(steps.start - before, before + steps.length)})
-        state[Recent(node)] = Beside(both, straight, d.origin, block.loops[d.origin])
+        is_level = self.schedule.own_step(node, d, 0) == 0
+        state[Recent(node)] = Beside(both, straight, d.origin, block.loops[d.origin], is_level)
         last = min(steps.length, size)
         latest = lax.slice_in_dim(array, steps.length - last, steps.length, axis=axis)
         first = (steps.start + steps.length - last) % size

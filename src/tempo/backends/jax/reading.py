@@ -103,7 +103,7 @@ def read(
 ) -> Value:
     """What a block reads through an edge: leading axes for the block's dims that it depends on, then the slices' axes,
     then the value's. ``present`` has the first step of dims of which the array has the present block only. A window
-    of a circle is all of the circle if it is read ``as_stored``."""
+    of a circle is all of the circle if it is read ``as_stored``, and those of a block all of it and steps before."""
     reader = _Reader(edge, held, store, block, present, as_stored)
     return reader.run()
 
@@ -140,7 +140,9 @@ class _Reader:
                     self.axes.insert(0, ("slice", number))
                 continue
             varying = self.vectors(item)
-            if d in self.present and isinstance(item, Slice) and not varying:  # all of the block, in a fold
+            if self.is_whole(d, item):
+                self.axes[self.axis(d)] = ("slice", number)
+            elif d in self.present and isinstance(item, Slice) and not varying:  # all of the block, in a fold
                 self.whole(d, ("slice", number), self.extent(item))
             elif d in self.present and isinstance(item, Expr) and len(varying) == 1 and uses[varying[0]] == 1:
                 self.whole(d, ("block", varying[0]), self.block.ranges[varying[0]].length)
@@ -161,6 +163,12 @@ class _Reader:
         if permutation != list(range(len(permutation))):
             self.array = jnp.transpose(self.array, permutation)
         return Value(self.array, dims)
+
+    def is_whole(self, d: Dim, item: Expr | Slice) -> bool:
+        """Whether all steps that an array has of a dim are read, those of a block behind others."""
+        kept = self.store.dims[d]
+        behind = isinstance(kept, Steps) and not isinstance(kept.start, int)
+        return self.as_stored and behind and isinstance(item, Slice)
 
     def vectors(self, item: Expr | Slice) -> list[Dim]:
         """The block's dims that decide where an item starts. (Where a slice stops is a matter of padding.)"""

@@ -51,6 +51,8 @@ class Beside:
     store: Store
     family: Dim
     at: BlockSteps
+    level: bool
+    """Whether its steps have the same numbers as those of the loop."""
 
 
 @dataclass(frozen=True)
