@@ -148,6 +148,31 @@ def test_prompts_in_blocks(most: int, sizes: set[int], gathered: list[Edge], mon
     assert not gathered
 
 
+@pytest.mark.parametrize(("window", "further", "sizes"), [(12, 0, {51}), (12, 20, set()), (2, 0, set())])
+def test_blocks_of_which_windows_are_copied(
+    window: int, further: int, sizes: set[int], gathered: list[Edge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where values are kept for longer than keys, or blocks have many times as many steps as windows."""
+    behind = noted(Behind, monkeypatch)
+    monkeypatch.setattr(segments, "KEEP_BYTES", 40 * 4 * SIZE)
+    with tp.Program("blocks") as prog:
+        t, T = prog.dim("t")
+        given = prog.input("given", SIZE, t)
+        x = prog.recurrent("x", SIZE, t)
+        k, v = x @ prog.input("key", (SIZE, SIZE)), x @ prog.input("value", (SIZE, SIZE))
+        seen = slice(tp.max(0, t - window + 1), t + 1)
+        y = tp.softmax(k[seen] @ x) @ v[seen]
+        if further:
+            y = y + 0.1 * v[tp.max(0, t - further)]
+        x[t < 90] = given
+        x[t] = tp.tanh(y[t - 1])
+        prog.output("sum", tp.sum(y[0:T], 0))
+    bounds = {"T": 100}
+    check(prog, bounds, 1e-3, **arrays(prog, bounds))
+    assert {one.size for one in behind} == sizes
+    assert bool(gathered) == (not sizes)
+
+
 def test_prompts_of_which_a_step_too_many_is_computed(hulls: list[Hull], gathered: list[Edge]) -> None:
     """The first step of one layer, which nobody needs, has keys that need not be numbers; no window has it."""
     prog = generate(12, (4, 2), True, layers=4)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax import stages
+from tempo.backends.jax import lowering, stages
+from tempo.backends.jax.state import Beside
 from tempo.schedule import segments
 from tempo.schedule.looptree import Loop, computes, show
-from tempo.schedule.storage import Window
+from tempo.schedule.storage import Store, Window
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
 WIDTH = 4
@@ -205,10 +206,27 @@ def test_circles_with_no_room_for_what_is_computed_at_once(
     """What lies before a block is read together with the block, whether it is computed in one piece or in several."""
     if most is not None:
         monkeypatch.setattr(segments, "KEEP_BYTES", most * 4 * WIDTH)
+    read: set[int] = set()
+
+    def noted(array: Any, *others: Any) -> Beside:
+        read.add(array.shape[0])
+        return Beside(array, *others)
+
+    monkeypatch.setattr(lowering, "Beside", noted)
     prog, T = windowed()
     run = prog.compile({T: 36}, backend)
     assert (max(circles(run)) == 5) == (backend == "jax")
+    # Of what lies before a block, four steps at most; nothing lies before the first one, if that is known.
+    expected_steps = {13, 4 + 9} if most is None else {4 + 4, 4 + 1}
     inputs = {"data": RNG.normal(size=(36, WIDTH)), "key": WEIGHTS["key"], "query": WEIGHTS["query"]}
     found, expected = run(**inputs), prog.evaluate({T: 36}, **inputs)
+    assert read == (expected_steps if backend == "jax" else set())
     np.testing.assert_allclose(found.x, expected.x, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-4)
+
+
+def test_what_is_read_beside_a_circle_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    prog, T = windowed()
+    peak = prog.compile({T: 36}).storage.peak
+    monkeypatch.setattr(Store, "beside", lambda store, around: 0)
+    assert prog.compile({T: 36}).storage.peak < peak
