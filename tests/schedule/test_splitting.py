@@ -230,3 +230,28 @@ def test_what_is_read_beside_a_circle_takes_memory(monkeypatch: pytest.MonkeyPat
     peak = prog.compile({T: 36}).storage.peak
     monkeypatch.setattr(Store, "beside", lambda store, around: 0)
     assert prog.compile({T: 36}).storage.peak < peak
+
+
+@backends
+def test_windows_behind_a_prompt_in_every_iteration_of_another_loop(backend: str) -> None:
+    with tp.Program("iterations") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        data = prog.input("data", (WIDTH,), t)
+        scale = prog.recurrent("scale", (), i)
+        x = prog.recurrent("x", (WIDTH,), (i, t))
+        k = tp.tanh(x @ prog.input("key", (WIDTH, WIDTH)))
+        h = x + 0.2 * tp.sum(k[i, tp.max(0, t - 4) : t + 1], 0)
+        x[t < 13] = scale * data
+        x[i, t] = 0.5 * h[i, t - 1]
+        scale[0] = 1.0
+        scale[i] = 0.5 * scale[i - 1] + 0.1 * tp.sum(h[i - 1, T - 1])
+        prog.output("scale", scale)
+        prog.output("x", x[I - 1, 0:T])
+    inputs = {"data": RNG.normal(size=(24, WIDTH)), "key": WEIGHTS["key"]}
+    bounds = {I: 3, T: 24}
+    run = prog.compile(bounds, backend)
+    assert "    for t in 0 .. 7, all at once:" in show(run.schedule.trees)
+    found, expected = run(**inputs), prog.evaluate(bounds, **inputs)
+    np.testing.assert_allclose(found.scale, expected.scale, rtol=1e-4)
+    np.testing.assert_allclose(found.x, expected.x, rtol=1e-4, atol=1e-5)
