@@ -3,7 +3,7 @@
 Attention over the last w steps reads a circular store of w steps that begins anywhere. To put it in order is to copy it
 for every step, which takes two to three times as long as the product itself. But a product with the steps in the order
 of the store gives the same results in that order, and a sum over them has no order. The store may have room for more
-steps, because a prompt was put into it at once: then the product is with all of it, and the others do not count.
+steps, because a block of them is put into it at once: then the product is with all of it, and the others do not count.
 Attention as one operation has keys and values in the order of their stores, and its mask is turned.
 
 Where many steps are computed at once, each with a window of its own, attention has the keys and values of all of these

@@ -165,10 +165,11 @@ class _Reader:
         return Value(self.array, dims)
 
     def is_whole(self, d: Dim, item: Expr | Slice) -> bool:
-        """Whether all steps that an array has of a dim are read, those of a block behind others."""
+        """Whether all steps that an array has of a dim are read, those of a block behind others: in no circle."""
+        if not self.as_stored or any(isinstance(kept, Window) for kept in self.store.dims.values()):
+            return False
         kept = self.store.dims[d]
-        behind = isinstance(kept, Steps) and not isinstance(kept.start, int)
-        return self.as_stored and behind and isinstance(item, Slice)
+        return isinstance(item, Slice) and isinstance(kept, Steps) and not isinstance(kept.start, int)
 
     def vectors(self, item: Expr | Slice) -> list[Dim]:
         """The block's dims that decide where an item starts. (Where a slice stops is a matter of padding.)"""
