@@ -2,7 +2,7 @@
 
 ``step`` is started by Python for every token; ``loop`` has the loop over tokens in one XLA program. With a window the
 cache is a circle of just as many positions. Queries, keys and values are one product, and so are the gate and what it
-gates. How attention is written, and how caches are laid out, is what is fastest for one layer of the cell.
+gates. How attention is written, and how caches are laid out, is what is fastest for some layers of the cell.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Attention:
         heads, size = cell.config.kv_heads, cell.config.head_size
         return (cell.batch, cell.slots, heads, size) if self.axis == 1 else (cell.batch, heads, cell.slots, size)
 
-    def caches(self, cell: Cell) -> Caches:
+    def caches(self, cell: Cell, layers: int) -> Caches:
         zeros = functools.partial(jnp.zeros, self.shape(cell), cell.config.dtype)
-        return [(zeros(), zeros()) for _ in range(cell.config.layers)]
+        return [(zeros(), zeros()) for _ in range(layers)]
 
     def write(self, cache: Array, new: Array, first: Array) -> Array:
         """``new``: (batch, n, heads, size)."""
@@ -113,7 +113,7 @@ ATTENTIONS = {
 
 
 def fastest_attention(cell: Cell, turns: Turns) -> tuple[str, dict[str, Any]]:
-    """The name of the fastest for one layer in the middle of the context; milliseconds of all, or why not."""
+    """The name of the fastest in the middle of the context; milliseconds of all for a layer, or why not."""
     compiled: dict[str, Any] = {}
     found: dict[str, Any] = {}
     with turns.together():
@@ -129,34 +129,39 @@ def fastest_attention(cell: Cell, turns: Turns) -> tuple[str, dict[str, Any]]:
     return min(times, key=times.__getitem__), times | found
 
 
-SEARCHED_STEPS = 20
+# Caches of one layer might stay in a GPU's own memory, where products are faster than they are in a model.
+SEARCHED_STEPS, SEARCHED_LAYERS = 10, 4
 
 
 def _some_steps(cell: Cell, attention: Attention) -> Any:
-    """A program of one layer's attention at some steps, from keys, values and a query."""
+    """A program of the attention of some layers at some steps, from caches and a query."""
 
-    def run(keys: Array, values: Array, q: Array) -> Any:
-        def body(n: Array, carry: Any) -> Any:
-            keys, values, q = carry
+    def run(caches: Caches, q: Array) -> tuple[Caches, Array]:
+        def body(n: Array, carry: tuple[Caches, Array]) -> tuple[Caches, Array]:
             at = cell.context // 2 + n
-            new = q[:, :, : cell.config.kv_heads]
-            keys, values = attention.write(keys, new, at), attention.write(values, new, at)
-            return keys, values, q + attention.function(q, keys, values, at[None]).reshape(q.shape)
+            caches, q = carry
+            changed = []
+            for old in caches:
+                new = q[:, :, : cell.config.kv_heads]
+                keys, values = (attention.write(cache, new, at) for cache in old)
+                q = q + attention.function(q, keys, values, at[None]).reshape(q.shape)
+                changed.append((keys, values))
+            return changed, q
 
-        return lax.fori_loop(0, SEARCHED_STEPS, body, (keys, values, q))
+        return lax.fori_loop(0, SEARCHED_STEPS, body, (caches, q))
 
     cache = jax.ShapeDtypeStruct(attention.shape(cell), cell.config.dtype)
     query = jax.ShapeDtypeStruct(_query_shape(cell), cell.config.dtype)
-    return jax.jit(run, donate_argnums=(0, 1)).lower(cache, cache, query).compile()
+    return jax.jit(run, donate_argnums=0).lower([(cache, cache)] * SEARCHED_LAYERS, query).compile()
 
 
 def _attention_ms(cell: Cell, attention: Attention, compiled: Any) -> float:
+    """The milliseconds of a layer at a step."""
     q = jnp.ones(_query_shape(cell), cell.config.dtype)
-    zeros = functools.partial(jnp.zeros, attention.shape(cell), cell.config.dtype)
-    carry = jax.block_until_ready(compiled(zeros(), zeros(), q))
+    carry = jax.block_until_ready(compiled(attention.caches(cell, SEARCHED_LAYERS), q))
     start = time.perf_counter()
     jax.block_until_ready(compiled(*carry))
-    return 1e3 * (time.perf_counter() - start) / SEARCHED_STEPS
+    return 1e3 * (time.perf_counter() - start) / SEARCHED_STEPS / SEARCHED_LAYERS
 
 
 def _query_shape(cell: Cell) -> tuple[int, ...]:
@@ -254,7 +259,7 @@ class JaxSystem:
 
     def prompted(self) -> Array:
         """The token after the prompt, which is in the caches then. What they had before is not seen."""
-        caches = self.caches or self.attention.caches(self.cell)
+        caches = self.caches or self.attention.caches(self.cell, self.cell.config.layers)
         token, self.caches = self.programs["prompt"](self.params, caches, self.cell.prompt, 0)
         return token
 

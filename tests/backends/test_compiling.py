@@ -9,8 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from tempo.backends.jax import compiling
 from tempo.backends.jax.compiling import (
+    GRAPHS,
     LIBRARY_ONLY,
     ONCE,
     is_for_matrix_units,
@@ -18,6 +21,7 @@ from tempo.backends.jax.compiling import (
     options,
     prepared,
     products,
+    waits,
 )
 
 CUDA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"), compute_capability="9.0")
@@ -91,7 +95,7 @@ def test_matrix_units_make_products_in_single_precision() -> None:
 
     def function(x: jax.Array, w: jax.Array, many: jax.Array, half: jax.Array) -> Any:
         exact = partial(jnp.matmul, precision="highest")
-        loop = jax.lax.fori_loop(0, 3, lambda _, x: exact(x, w), x)
+        loop = lax.fori_loop(0, 3, lambda _, x: exact(x, w), x)
         return loop, exact(x[:1], w), exact(many, many), jnp.matmul(x, w), exact(half, half)
 
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 64), (3, 64, 64))]
@@ -103,3 +107,38 @@ def test_matrix_units_make_products_in_single_precision() -> None:
     (line,) = [line for line in lowered.as_text().splitlines() if "num_primitive_operations = 3" in line]
     assert "tensor<64x64xf32>" in line and "HIGHEST" not in line
     assert lowered.compiler_ir("stablehlo").operation.verify()
+
+
+def several(x: jax.Array, n: Any) -> Any:
+    return lax.fori_loop(0, n, lambda _, x: 2 * x, x)
+
+
+@pytest.mark.parametrize(
+    "function, is_waited_for",
+    [
+        pytest.param(lambda x, n: several(x, n), True, id="number given"),
+        pytest.param(lambda x, n: several(x, 5), False, id="number known"),
+        pytest.param(lambda x, n: lax.while_loop(lambda x: x.sum() < 10, lambda x: 2 * x, x), True, id="data"),
+        pytest.param(lambda x, n: lax.fori_loop(0, n, lambda _, x: several(x, n), x), True, id="one inside"),
+        pytest.param(lambda x, n: lax.fori_loop(0, n, lambda _, x: several(x, 5), x), False, id="a known one inside"),
+        pytest.param(lambda x, n: x + n, False, id="none"),
+    ],
+)
+def test_loops_that_a_host_waits_for(function: Any, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are CUDA graphs, unless a user or a release of JAX says otherwise; what else is asked for is asked for as
+    well."""
+    found = jax.jit(lambda x, w, n: function(x @ w, n)).lower(jnp.ones((20_000, 48)), jnp.ones((48, 64)), 3)
+    assert waits(found.compiler_ir("stablehlo")) == is_waited_for
+    monkeypatch.setattr(compiling, "LEAST_VERSION", jax.__version_info__)
+    assert prepared(found, CUDA) == (LIBRARY_ONLY | GRAPHS if is_waited_for else LIBRARY_ONLY)
+    assert prepared(found, CPU) is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert prepared(found, CUDA) == LIBRARY_ONLY
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(compiling, "LEAST_VERSION", (*jax.__version_info__[:2], jax.__version_info__[2] + 1))
+    assert prepared(found, CUDA) == LIBRARY_ONLY
+
+
+def test_xla_knows_what_is_put_into_graphs() -> None:
+    """A wrong name would be an error on GPUs alone."""
+    jax.jit(lambda x: x).lower(1.0).compile(compiler_options=GRAPHS)
