@@ -32,6 +32,27 @@ def test_a_training_on_the_gpu_gives_the_oracles_values() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("buckets", [{}, {"t": [8, 16]}], ids=["one piece", "several"])
+def test_a_loop_that_ends_with_data_runs_again(buckets: dict[str, list[int]]) -> None:
+    """As a CUDA graph, where JAX has them, with other inputs each time: it ends sooner, later, or not before its bound."""
+    with tp.Program("until") as prog:
+        t, T = prog.dim("t")
+        limit = prog.input("limit")
+        x = prog.input("x", shape=(3, 3))
+        h = prog.recurrent("h", shape=(3,), domain=t)
+        h[0] = 1.0
+        h[t] = h[t - 1] @ x + h[0:t].mean(axis=0)
+        prog.stop(t, when=tp.sum(h) > limit)
+        prog.output("h", h)
+    run = prog.compile({T: 24}, device="gpu", plan=tp.Plan(buckets=buckets))
+    random = np.random.default_rng(0)
+    for limit_ in (10.0, 300.0, 4.0, 1e9, 300.0):
+        inputs = {"x": random.uniform(0.2, 0.3, (3, 3)), "limit": limit_}
+        expected = prog.evaluate({T: 24}, **inputs)
+        np.testing.assert_allclose(run(**inputs).h, expected.h, rtol=1e-4)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("block", [1, 4, 5])
 def test_stores_in_pinned_memory(block: int) -> None:
     """Pieces of blocks, read as they were written and with a step of the block before, in several iterations."""
