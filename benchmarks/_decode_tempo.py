@@ -38,6 +38,12 @@ class TempoSystem:
         bounds = {"B": self.cell.batch, "P": PROMPT, "T": self.cell.context}
         self.run = model.compiled(program, (GREEDY,), bounds)
 
+    def settle(self) -> None:
+        """Wait for what is compiled in the background, which would disturb what is timed."""
+        if isinstance(self.run._whole.compiled, Stages):
+            for program in self.run._whole.compiled.staged:
+                program.result()
+
     def forget(self) -> None:
         self.run = None
         jax.clear_caches()

@@ -258,6 +258,9 @@ class TorchSystem:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
+    def settle(self) -> None:
+        """Nothing is compiled in the background."""
+
     def forget(self) -> None:
         self.decoder = None
 

@@ -95,6 +95,7 @@ def measure(name: str, cell: Cell, way: Way, tokens: Mapping[str, np.ndarray[Any
         system = started(name, cell, way)
         with way.turns.together():
             cold = first_seconds(system)
+            system.settle()
         with way.turns.alone():
             start = time.perf_counter()
             system.generate(2)

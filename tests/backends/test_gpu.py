@@ -34,7 +34,7 @@ def test_a_training_on_the_gpu_gives_the_oracles_values() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("buckets", [{}, {"t": [8, 16]}], ids=["one piece", "several"])
 def test_a_loop_that_ends_with_data_runs_again(buckets: dict[str, list[int]]) -> None:
-    """As a CUDA graph, where JAX has them, with other inputs each time: it ends sooner, later, or not before its bound."""
+    """As a CUDA graph, where JAX has them, with other inputs: it ends sooner, later, or not before its bound."""
     with tp.Program("until") as prog:
         t, T = prog.dim("t")
         limit = prog.input("limit")

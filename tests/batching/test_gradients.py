@@ -42,6 +42,19 @@ def test_tree_lstm() -> None:
     check(batched, [((1, (2, 3)), 2)], models.torch_tree_loss)
 
 
+@pytest.mark.gpu
+def test_loops_over_launches_on_a_gpu() -> None:
+    """Chains, whose levels are launches of one width, in a row: other numbers of them in each mini-batch."""
+
+    def chain(words: int) -> Any:
+        return 1 if words == 1 else (chain(words - 1), words % models.WORDS)
+
+    batched = tree_loss()
+    for lengths in ([30, 17], [9, 9], [60, 5], [30, 17]):
+        check(batched, [(chain(words), 0) for words in lengths], models.torch_tree_loss)
+        assert batched.statistics.dispatches < batched.statistics.launches
+
+
 def test_mv_rnn_through_values_that_are_matrices() -> None:
     word, compose = tp.cell(models.Word(3)), tp.cell(models.Compose(3))
     square = tp.cell(lambda vector, matrix: tp.sum(tp.square(vector)) + tp.sum(tp.square(matrix)), name="square")

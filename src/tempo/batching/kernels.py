@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.planning import FEW, Group, Lanes, Run
@@ -38,8 +39,6 @@ UNROLLED = 4
 APART = 64
 """Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
 be one more kernel and a transfer for every wait."""
-OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""For GPUs: to write kernels for every product, and to try them out, takes time; cuBLAS has them."""
 
 
 @cache
@@ -195,7 +194,15 @@ class Kernels:
 def jit(function: Callable[..., Any], **options: Any) -> Any:
     """``jax.jit`` as kernels need it."""
     use_disk_cache()
-    return jax.jit(function, **options, compiler_options=None if jax.default_backend() == "cpu" else OPTIONS)
+    return jax.jit(function, **options, compiler_options=_options(jax.devices()[0]))
+
+
+def _options(device: Any) -> dict[str, Any] | None:
+    """What XLA is told for a device. On a GPU, to write kernels for every product, and to try them out, takes time; the
+    library has them. And a loop over launches, whose number is given, is a graph: a host would wait for its turns."""
+    if device.platform == "cpu":
+        return None
+    return LIBRARY_ONLY | GRAPHS if has_graphs(device) else LIBRARY_ONLY
 
 
 class _Call(NamedTuple):

@@ -41,7 +41,7 @@ THREE_PRODUCTS = (
     "allow_imprecise_accumulation = false>"
 )
 
-LIBRARY_ONLY = {"xla_gpu_enable_triton_gemm": False}
+LIBRARY_ONLY: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 # For what is done once: XLA also takes seconds to find out how the softmax of each layer is best cut into tiles.
 ONCE = {**LIBRARY_ONLY, "xla_disable_hlo_passes": "triton-softmax-rewriter"}
 # What is put into CUDA graphs: XLA's own choice, with loops and conditions. Earlier releases are said to crash when a
