@@ -35,7 +35,7 @@ from tempo.batching.store import Arenas
 Array = Any
 
 UNROLLED = 4
-"""How many launches are one turn of a loop on a GPU, where a turn costs 20 us, or 5 in a graph, and a small kernel 2."""
+"""How many launches are one turn of a loop on a GPU, where a turn costs 20 us (5 in a graph), and a small kernel 2."""
 APART = 64
 """Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
 be one more kernel and a transfer for every wait."""
