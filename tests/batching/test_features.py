@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 
 import tempo as tp
 from tempo import nn
+from tempo.backends.jax import compiling
+from tempo.batching import kernels
 
 
 def test_operators_on_results_are_small_cells() -> None:
@@ -269,3 +272,13 @@ def test_what_a_mini_batch_needs_is_compiled_once_each() -> None:
     finally:
         jax.monitoring.clear_event_listeners()
     assert counts[1] == counts[2]
+
+
+def test_what_kernels_are_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops over launches are graphs, where there are such; products are the library's."""
+    gpu = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="cuda 13000"))
+    assert kernels._options(SimpleNamespace(platform="cpu")) is None
+    monkeypatch.setattr(compiling, "LEAST_VERSION", jax.__version_info__)
+    assert kernels._options(gpu) == compiling.LIBRARY_ONLY | compiling.GRAPHS
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert kernels._options(gpu) == compiling.LIBRARY_ONLY

@@ -45,7 +45,10 @@ def test_cells_that_are_compiled_at_the_same_time() -> None:
     records = [json.loads(line) for line in found.stdout.splitlines()]
     cells = [f"{model}/2/64/{kind}" for model in ("llama", "gpt2") for kind in ("causal", "window")]
     assert {(r["case"], r["system"]) for r in records} == {(cell, system) for cell in cells for system in systems}
-    assert all(r["timed"] == "sampled" and "first_cold_s" not in r for r in records)
+    assert all("first_cold_s" not in r for r in records)
+    # Only our causal loops begin with the context.
+    whole = {(r["case"], r["system"]) for r in records if r["timed"] == "whole"}
+    assert whole == {(cell, "tempo") for cell in cells if "causal" in cell}
     rows = found.stderr.splitlines()[-len(records) :]
     assert [row.split()[1] for row in rows] == [cell for cell in cells for _ in systems]
 
@@ -111,6 +114,32 @@ def test_steps_of_every_piece_of_the_context_are_sampled(monkeypatch: pytest.Mon
     firsts, sizes = zip(*system.memory(), strict=True)
     assert firsts == (15, 64, 128)
     assert sizes[1] < sizes[2], sizes  # the first one has the prompt's block in it
+
+
+@pytest.mark.parametrize(
+    "firsts, windowed, timed",
+    [([15], False, "whole"), ([15], True, "sampled"), ([15, 40], False, "sampled"), ([40], False, "sampled")],
+)
+def test_samples_stand_for_steps_that_take_as_long(
+    firsts: list[int], windowed: bool, timed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a loop in one piece, samples are of its first steps, which see less than others do."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import decode
+    from _decode_cells import Cell, Piece
+
+    class System:
+        pieces = tuple(Piece(first, 20) for first in firsts)
+
+        def steps(self, first: int, count: int) -> float:
+            return 1e-3 * count
+
+        def generate(self, count: int) -> None:
+            pass
+
+    found = decode.token_times(System(), Cell("gpt2", 2, 64, windowed, quick=True), 0.0)
+    assert found["timed"] == timed
+    assert found["ms_sampled"] == pytest.approx(1.0)
 
 
 def test_memory_by_the_plan_alone() -> None:
