@@ -212,7 +212,7 @@ def test_circles_with_no_room_for_what_is_computed_at_once(
         read.add(array.shape[0])
         return Beside(array, *others)
 
-    monkeypatch.setattr(lowering, "Beside", noted)
+    monkeypatch.setattr(writing, "Beside", noted)
     prog, T = windowed()
     run = prog.compile({T: 36}, backend)
     assert (max(circles(run)) == 5) == (backend == "jax")

@@ -91,7 +91,8 @@ class Apart:
 Keeping = Steps | Window | Latest | Present | Apart
 
 
-def _is_short(kept: Keeping) -> TypeGuard[Window]:
+def is_short(kept: Keeping) -> TypeGuard[Window]:
+    """Whether blocks are read beside it."""
     return isinstance(kept, Window) and kept.short
 
 
@@ -116,7 +117,7 @@ class Store:
 
     def beside(self, around: Mapping[Dim, int]) -> int:
         """The bytes of what is read beside a short circle, in loops that compute so many steps of dims at once."""
-        short = [(kept.size, around.get(d.origin, 1)) for d, kept in self.dims.items() if _is_short(kept)]
+        short = [(kept.size, around.get(d.origin, 1)) for d, kept in self.dims.items() if is_short(kept)]
         return sum(self.bytes // size * (size - 1 + block) for size, block in short if block > 1)
 
     def outlives(self, family: Dim) -> bool:

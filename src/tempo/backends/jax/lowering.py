@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tempo.backends.jax import apart, rows
+from tempo.backends.jax import apart, rows, writing
 from tempo.backends.jax.circles import Slots, Turned, circle
 from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
 from tempo.backends.jax.padded import Extent, Padded, Size, jx
@@ -33,7 +33,7 @@ from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, block_of
-from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, Window
+from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, is_short
 from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
@@ -586,59 +586,12 @@ class Lowering:
         state[Fresh(node)] = Computed(array, inside)
         if node in state.get(UNSTORED, ()):
             return held
-        stored = [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
-        for axis, (d, kept) in enumerate(stored):
-            if isinstance(kept, Window) and kept.short and d in inside and d not in block.at:
-                return self.written_beside(store, held, array, d, axis, state, block)
-        starts: list[Any] = []
-        wraps = False
-        for axis, (d, kept) in enumerate(stored):
-            if isinstance(kept, Present) and d in block.at:  # a part of the loop that is no block: one step of it
-                starts.append(0)
-                array = jnp.expand_dims(array, axis)
-            elif d not in inside or isinstance(kept, Present):
-                starts.append(0)
-            elif d in block.at:
-                starts.append(kept.slot(block.at[d]))
-                array = jnp.expand_dims(array, axis)
-            else:
-                start = kept.slot(block.ranges[d].start)
-                starts.append(start)
-                is_before_end = isinstance(start, int) and start + block.ranges[d].length <= kept.size
-                wraps = wraps or (isinstance(kept, Window) and not is_before_end)
-        if not wraps:
-            starts += [0] * len(store.value)
-            slots = [jnp.asarray(s, jnp.int32) for s in starts]
-            return lax.dynamic_update_slice(held, array, slots, allow_negative_indices=False)
-        # A block may end at the beginning of a circle.
-        places = []
-        for axis, start in enumerate(starts):
-            slots = (start + np.arange(array.shape[axis])) % store.shape[axis]
-            places.append(slots.reshape([-1 if n == axis else 1 for n in range(len(starts))]))
-        return held.at[tuple(places)].set(array)
-
-    def written_beside(
-        self, store: Store, held: Array, array: Array, d: Dim, axis: int, state: State, block: Block
-    ) -> Array:
-        """What a short circle of steps of a dim becomes when a block is put into it, of which it has room for the last
-        ones. Who reads the block, or steps before it, at the same time reads an array that has both."""
-        node, steps, size = store.node, block.ranges[d], store.shape[axis]
-        before = size - 1
-        if isinstance(steps.start, int):
-            before = min(before, steps.start - self.schedule.steps(node, d)[0])
-        both = array
-        if before:
-            slots = (steps.start - before + np.arange(before)) % size
-            both = jnp.concatenate([jnp.take(held, slots, axis=axis, mode="clip"), array], axis)
-        straight = replace(store, dims={**store.dims, d: Steps(steps.start - before, before + steps.length)})
-        is_level = self.schedule.own_step(node, d, 0) == 0
-        state[Recent(node)] = Beside(both, straight, d.origin, block.loops[d.origin], is_level)
-        last = min(steps.length, size)
-        latest = lax.slice_in_dim(array, steps.length - last, steps.length, axis=axis)
-        first = (steps.start + steps.length - last) % size
-        if isinstance(first, int) and first + last <= size:
-            return lax.dynamic_update_slice_in_dim(held, latest, first, axis)
-        return held.at[(*[slice(None)] * axis, (first + np.arange(last)) % size)].set(latest)
+        for axis, (d, kept) in enumerate(writing.stored_dims(store)):
+            if is_short(kept) and d in inside and d not in block.at:
+                first, is_level = self.schedule.steps(node, d)[0], self.schedule.own_step(node, d, 0) == 0
+                held, state[Recent(node)] = writing.put_beside(store, held, array, d, axis, block, first, is_level)
+                return held
+        return writing.put(store, held, array, block)
 
     def output(self, name: str, edge: Edge, state: State) -> Array:
         ranges = {d: Range.of(s.start, s.stop) for d, s in zip(edge.domain, self.schedule.results[name], strict=True)}
