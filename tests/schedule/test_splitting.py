@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax import lowering, stages
+from tempo.backends.jax import stages, writing
 from tempo.backends.jax.state import Beside
 from tempo.schedule import segments
 from tempo.schedule.looptree import Loop, computes, show
