@@ -332,8 +332,8 @@ def device_time(batched: Any, data: Any, training: bool) -> float:
         flows = {kind: jnp.zeros_like(arena) for kind, arena in run.store.arenas.items() if kind.is_float}
         jax.block_until_ready([*run.store.arenas.values(), *flows.values()])
         start = time.perf_counter()
-        for one in run.runs:
-            batched._kernels.forward(one, run._own(one), run.store.arenas)
+        for step in run.steps:
+            batched._kernels.forward(step, run._own, run.store.arenas)
         gradients = run.backward(flows) if training else {}
         jax.block_until_ready([*run.store.arenas.values(), *gradients.values()])
         fewest = min(fewest, time.perf_counter() - start)

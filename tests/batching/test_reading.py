@@ -83,9 +83,9 @@ def test_on_a_gpu_small_values_are_read_without_a_kernel(monkeypatch: pytest.Mon
     looked_for: list[Any] = []
     from_arenas = store._rows_of
 
-    def counted(arenas: Any, rows: Any, widths: Any) -> Any:
+    def counted(arenas: Any, rows: Any, widths: Any, others: Any) -> Any:
         looked_for.append([arena.shape[1:] for arena in arenas])
-        return from_arenas(arenas, rows, widths)
+        return from_arenas(arenas, rows, widths, others)
 
     monkeypatch.setattr(store, "_rows_of", counted)
     for (seen, last, value), other in zip(tp.batch(model)([600.0, 100.0, 990.0]), expected, strict=True):
@@ -164,8 +164,7 @@ def test_parallel_functions_wait_together() -> None:
     assert together.statistics.launches < apart.statistics.launches
 
 
-def test_with_threads_and_with_greenlets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stacks instances run on changes nothing; this is about the one that is not the default here."""
+def test_parallel_functions_of_which_some_wait() -> None:
     half = halve()
 
     def model(x: float) -> Any:
@@ -176,10 +175,7 @@ def test_with_threads_and_with_greenlets(monkeypatch: pytest.MonkeyPatch) -> Non
             value = first
         return value
 
-    expected = tp.batch(model)([3.0, 40.0, 1.0])
-    assert expected == [0.75, 0.625, 0.5]
-    monkeypatch.setattr("tempo.batching.fibers.greenlet", None)
-    assert tp.batch(model)([3.0, 40.0, 1.0]) == expected
+    assert tp.batch(model)([3.0, 40.0, 1.0]) == [0.75, 0.625, 0.5]
 
 
 def test_parallel_without_reading() -> None:

@@ -105,7 +105,7 @@ def test_kernels_for_a_gpu() -> None:
 
 
 def _widths(batched: Any) -> list[tuple[Any, int]]:
-    return [(key[0], key[1]) for key in batched._kernels.programs]
+    return [(key[0], key[1]) for step in batched._kernels.programs for key in step]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -220,13 +220,14 @@ class Batched(Parametrised):
         return run
 
     def _count(self, run: _Run) -> None:
-        of_cells = [one for one in run.runs if not one.lanes.group.trace.auxiliary]
+        runs = run.runs
+        of_cells = [one for one in runs if not one.lanes.group.trace.auxiliary]
         repeated = sum({id(one.lanes): one.lanes.repeated for one in of_cells}.values())
         self.statistics = Statistics(
             run.instances,
             sum(one.calls for one in of_cells) + repeated,
             repeated,
-            sum(one.launches for one in run.runs),
+            sum(one.launches for one in runs),
             sum(one.width * one.launches for one in of_cells),
             self.programs - run.programs,
             run.dispatches,
@@ -254,7 +255,8 @@ class _Run:
         self.put = Put(wanted)
         self.own: dict[tuple[Trace, int], tuple[Array, ...]] = {}
         """The values of the parameters of cells, per width."""
-        self.runs: list[Run] = []
+        self.steps: list[Sequence[Run]] = []
+        """Launches, as they were started."""
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
         self.results: list[Any] = []
@@ -262,6 +264,10 @@ class _Run:
         """Lanes whose indices nobody has looked at yet."""
         self.pieces: list[Piece] = []
         """What was computed last, as far as it is not only in arenas."""
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for step in self.steps for run in step]
 
     def record(self, instances: Sequence[Any], errors: Errors) -> None:
         outer = current()
@@ -280,12 +286,15 @@ class _Run:
         planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put, numbers)
         self.store.make_room()
         launching = time.perf_counter()
-        self.batched._kernels.prepare(planned, self._own, self.store.arenas)
+        kernels = self.batched._kernels
+        steps = kernels.steps(planned)
+        kernels.prepare(steps, self._own, self.store.arenas)
+        for step in steps:
+            self.dispatches += kernels.forward(step, self._own, self.store.arenas)
         for run in planned:
-            self.dispatches += self.batched._kernels.forward(run, self._own(run), self.store.arenas)
             if run.lanes.group.trace.has_indices:
                 self.unchecked[id(run.lanes)] = run.lanes
-        self.runs += planned
+        self.steps += steps
         self.pieces = [piece for run in planned for piece in run.lanes.pieces()]
         self.seconds["plan"] += launching - start
         self.seconds["launch"] += time.perf_counter() - launching
@@ -313,8 +322,9 @@ class _Run:
         """The parameters' gradients; ``flows`` become those of all values."""
         gradients = dict(zip(self.parameters, _zeros(list(self.parameters.values())), strict=True))
         left: dict[int, Array] = {}
-        self.batched._kernels.prepare_backward(self.runs, self._plain, self.store.arenas, flows)
-        for run in reversed(self.runs):
+        runs = self.runs
+        self.batched._kernels.prepare_backward(runs, self._plain, self.store.arenas, flows)
+        for run in reversed(runs):
             lanes = run.lanes
             names = self.batched.own(lanes.group.trace)
             left[id(lanes)], after = self.batched._kernels.backward(

@@ -21,6 +21,7 @@ from tempo.batching.kernels import added, held, jit, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
+from tempo.batching.store import handed_over
 from tempo.batching.widths import chunk_widths, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
@@ -78,7 +79,7 @@ class Fold(Parametrised):
         else:
             arenas = self._run(self._forward, *prepared)
             states = [
-                np.asarray(arena)[: len(chosen)].reshape(-1, *one.shape)
+                arena[: len(chosen)].reshape(-1, *one.shape)
                 for arena, one in zip(arenas, parts.leaf.trace.results, strict=True)
             ]
         return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
@@ -105,9 +106,9 @@ class Fold(Parametrised):
             kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
             arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
         found, faults, *rest, self._idle[key] = function(parts, shape, values, inputs, arenas)
-        # All at once: on a GPU, every array that is waited for by itself costs as long as some kernels.
-        found, faults = jax.device_get((found, faults))
-        for name, fault in zip(self.cells, faults, strict=False):
+        # What both have is scarce, and users may keep what they get.
+        found = [np.array(array, copy=jax.default_backend() != "cpu" or None) for array in found]
+        for name, fault in zip(self.cells, np.asarray(faults), strict=False):
             if fault:
                 raise InputError(
                     f"an index is out of range in cell {name}, for node {int(fault) - 1}",
@@ -424,7 +425,8 @@ def _forward(
     inputs = shape.unpacked(arrays)
     arenas, faults = _states(parts, values, inputs, arenas)
     # Every state as a vector, which is faster to gather.
-    return [taken(arena.reshape(len(arena), -1), inputs["rows"]) for arena in arenas], jnp.stack(faults), arenas
+    found = [handed_over(taken(arena.reshape(len(arena), -1), inputs["rows"])) for arena in arenas]
+    return found, handed_over(jnp.stack(faults)), arenas
 
 
 def _backward(
@@ -459,7 +461,8 @@ def _backward(
     leaves = inputs["leaves"]
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
     flows, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
-    return [jnp.sum(losses * weights)], jnp.stack(faults), gradients, arenas + flows
+    loss = handed_over(jnp.sum(losses * weights))
+    return [loss], handed_over(jnp.stack(faults)), gradients, arenas + flows
 
 
 _Carry = tuple[list[Array], dict[str, Array]]

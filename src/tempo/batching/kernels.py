@@ -7,6 +7,7 @@ Which rows, a kernel finds on the device: the launches of a cell are a table, th
 every kernel tells the next how many launches are done. So a launch costs one call of a compiled function and no
 transfer; launches of one cell and width that follow each other are a loop inside one kernel. Where instances wait and a
 cell has a few launches only, each is told its rows, and looks nothing up: that saves 8 us of the 40 of a small kernel.
+On a GPU, a few of these are one kernel, and what instances wait for is written to where the host has it at once.
 
 Lanes of padding make the last call once more, rather than compute with some row that may hold anything: in a backward
 pass, zero times infinity is not zero.
@@ -30,7 +31,7 @@ from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.planning import FEW, Group, Lanes, Run
-from tempo.batching.store import Arenas
+from tempo.batching.store import Arenas, handed_over
 
 Array = Any
 
@@ -39,6 +40,11 @@ UNROLLED = 4
 APART = 64
 """Results of so few bytes, that instances may wait for, a GPU also gives apart from the arena: to find them there would
 be one more kernel and a transfer for every wait."""
+
+
+MOST_AT_ONCE, JOINTS = 4, 16
+"""Where instances wait on a GPU, so many launches are one kernel: to call one takes 60 us, and 60 more to hand it its
+rows. Which launches come together, and how wide, differs from wait to wait: there are no more such kernels."""
 
 
 @cache
@@ -69,6 +75,10 @@ class Kernels:
     forwards: dict[Any, Any] = field(default_factory=dict)
     backwards: dict[Any, Any] = field(default_factory=dict)
     programs: set[Any] = field(default_factory=set)
+    joint: dict[Any, Any] = field(default_factory=dict)
+    """Kernels of several launches."""
+    joints: set[Any] = field(default_factory=set)
+    """Which launches, of which widths, there are such kernels for."""
     matrices: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     """By name parameters that kernels read turned, as they are and as they are read: for as long as they stay."""
 
@@ -86,11 +96,20 @@ class Kernels:
             found.append(array)
         return tuple(found)
 
-    def prepare(self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> None:
+    def steps(self, runs: Sequence[Run]) -> list[Sequence[Run]]:
+        """Runs as they are started: one after another, or all of a few launches that instances wait for at once."""
+        if 1 < len(runs) <= MOST_AT_ONCE and jax.default_backend() != "cpu" and not any(r.lanes.depth for r in runs):
+            wanted = _form(runs)
+            if wanted in self.joints or len(self.joints) < JOINTS:
+                self.joints.add(wanted)
+                return [runs]
+        return [[run] for run in runs]
+
+    def prepare(self, steps: Sequence[Sequence[Run]], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> None:
         """Compile what a mini-batch needs and no other before it did: all at the same time, in threads."""
-        missing = {key: run for run in runs if (key := _forward_key(run, arenas)) not in self.programs}
+        missing = {key: step for step in steps if (key := _step_key(step, arenas)) not in self.programs}
         self.programs.update(missing)
-        self._compile([self._forward(run, own(run), arenas) for run in missing.values()])
+        self._compile([self._call(step, own, arenas) for step in missing.values()])
 
     def prepare_backward(
         self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas, flows: Arenas
@@ -107,14 +126,41 @@ class Kernels:
                 for done in [pool.submit(call.kernel.lower(*call.arguments).compile) for call in calls]:
                     done.result()
 
-    def forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> int:
-        """Compute the results of a run into ``arenas``: how many kernels that took."""
+    def forward(self, step: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> int:
+        """Compute the results of a step into ``arenas``: how many calls of kernels that took."""
+        if len(step) > 1:
+            call = self._call(step, own, arenas)
+            found, after = call.kernel(*call.arguments)
+            for run, (status, apart) in zip(step, found, strict=True):
+                run.lanes.status, run.lanes.apart = status, apart
+            arenas.update(zip(_all_kinds(step)[0], after, strict=True))
+            return 1
+        (run,) = step
         _, times = _times(run)
         for _ in range(times):
-            call = self._forward(run, parameters, arenas)
+            call = self._forward(run, own(run), arenas)
             run.lanes.status, after, run.lanes.apart = call.kernel(*call.arguments)
             arenas.update(zip(_kinds(run.lanes.group)[0], after, strict=True))
         return times
+
+    def _call(self, step: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> _Call:
+        if len(step) == 1:
+            return self._forward(step[0], own(step[0]), arenas)
+        form = tuple([run.lanes.group.form for run in step])
+        kernel = self.joint.get(form)
+        if kernel is None:
+            groups = [run.lanes.group for run in step]
+            kernel = self.joint[form] = jit(partial(_several, groups), donate_argnums=3, static_argnums=0)
+        written, read = _all_kinds(step)
+        arguments = (
+            tuple([run.width for run in step]),
+            [own(run) for run in step],
+            [arenas[kind] for kind in read],
+            [arenas[kind] for kind in written],
+            np.concatenate([run.lanes.index for run in step]),
+            [run.lanes.data for run in step],
+        )
+        return _Call(kernel, arguments)
 
     def _forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> _Call:
         lanes, group = run.lanes, run.lanes.group
@@ -210,10 +256,30 @@ class _Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+def _step_key(step: Sequence[Run], arenas: Arenas) -> Any:
+    """For what a step's kernel is compiled."""
+    return tuple([_forward_key(run, arenas) for run in step])
+
+
 def _forward_key(run: Run, arenas: Arenas) -> Any:
-    """For what a run's kernel is compiled."""
     written, read = _kinds(run.lanes.group)
     return run.lanes.group.form, run.width, _times(run)[0], _sizes(run.lanes, arenas, (*written, *read))
+
+
+def _form(runs: Sequence[Run]) -> Any:
+    return tuple([(run.lanes.group.form, run.width) for run in runs])
+
+
+def _all_kinds(step: Sequence[Run]) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
+    """The arenas that several launches write, and those that they only read."""
+    return _kinds_of(tuple([run.lanes.group for run in step]))
+
+
+@cache
+def _kinds_of(groups: tuple[Group, ...]) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
+    written = dict.fromkeys(kind for group in groups for kind in _kinds(group)[0])
+    read = dict.fromkeys(kind for group in groups for kind in _kinds(group)[1] if kind not in written)
+    return tuple(written), tuple(read)
 
 
 def _backward_key(run: Run, arenas: Arenas) -> Any:
@@ -291,9 +357,13 @@ class _Tables:
         return _Launch(entry, self.numbers[:, lanes], [taken(a, lanes) for a in self.data], lanes, lane < entry[1])
 
 
+def _columns(group: Group) -> tuple[int, int]:
+    """How many numbers the tables have for a launch, and for a lane."""
+    return 2 + len(group.trace.results) + group.trace.aligned, sum(group.gathered) - group.trace.aligned
+
+
 def _tables(group: Group, depth: int, index: Array, data: Sequence[Array]) -> _Tables:
-    fields = 2 + len(group.trace.results) + group.trace.aligned
-    gathered = sum(group.gathered) - group.trace.aligned
+    fields, gathered = _columns(group)
     launches = max(depth, 1)
     lanes = (len(index) - launches * fields) // max(gathered, 1)
     table, numbers = index[: launches * fields], index[launches * fields :]
@@ -396,15 +466,41 @@ def _forward(
         for k, (kind, result) in enumerate(zip(trace.results, results, strict=True)):
             arenas[kind] = lax.dynamic_update_slice_in_dim(arenas[kind], result, launch.row(k), 0)
             if not depth and kind.bytes <= APART and jax.default_backend() != "cpu":
-                apart[k] = result
+                apart[k] = handed_over(result)
         if bad is not None:
             here = jnp.where(jnp.any(bad), launch.lanes[jnp.argmax(bad)] + 1, 0)
             fault = jnp.where(fault > 0, fault, here)
         return fault, tuple([arenas[kind] for kind in to_write])
 
     fault, after = _loop(looped, count, turn, (fault, tuple(written)))
-    said = None if status is None and not trace.has_indices else jnp.stack([done + count, fault])
-    return said, after, apart
+    if status is not None:
+        return jnp.stack([done + count, fault]), after, apart
+    return handed_over(jnp.stack([done + count, fault])) if trace.has_indices else None, after, apart
+
+
+def _several(
+    groups: Sequence[Group],
+    widths: Sequence[int],
+    parameters: Sequence[Sequence[Array]],
+    read: Sequence[Array],
+    written: Sequence[Array],
+    index: Array,
+    data: Sequence[Sequence[Array]],
+) -> tuple[list[tuple[Array | None, dict[int, Array]]], list[Array]]:
+    """One launch after another."""
+    to_write, to_read = _kinds_of(tuple(groups))
+    arenas = dict(zip((*to_write, *to_read), (*written, *read), strict=True))
+    found = []
+    end = 0
+    for group, width, own, some in zip(groups, widths, parameters, data, strict=True):
+        of_launch, of_lane = _columns(group)
+        start, end = end, end + of_launch + of_lane * width
+        kinds, others = _kinds(group)
+        now = [arenas[kind] for kind in others], [arenas[kind] for kind in kinds]
+        status, after, apart = _forward(group, width, False, 0, own, *now, index[start:end], some, None, None)
+        arenas.update(zip(kinds, after, strict=True))
+        found.append((status, apart))
+    return found, [arenas[kind] for kind in to_write]
 
 
 def _backward(

@@ -74,7 +74,8 @@ class Value:
         return fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.asarray(self.read(), dtype)
+        found = self.read()
+        return found if dtype is None else found.astype(dtype)
 
     def __bool__(self) -> bool:
         return bool(self.read())
