@@ -238,10 +238,9 @@ def drnn(p: Parameters, encoding: Tensor) -> Any:
     return siblings(encoding, start, 0, SIBLINGS)[0]
 
 
-def drnn_by_hand(p: Parameters, encodings: Sequence[Tensor]) -> list[Any]:
+def drnn_by_hand(p: Parameters, encodings: Tensor) -> list[Any]:
     """All nodes that are known, in rounds."""
-    parents = torch.stack(list(encodings))
-    before = torch.zeros_like(parents)
+    parents, before = encodings, torch.zeros_like(encodings)
     found: list[list[Any]] = [[] for _ in encodings]
     places = [(siblings, 0, SIBLINGS) for siblings in found]
     while places:
@@ -290,9 +289,9 @@ def berxit(p: Parameters, x: Tensor) -> tuple[Tensor, int]:
     return probabilities, depth
 
 
-def berxit_by_hand(p: Parameters, xs: Sequence[Tensor]) -> list[Any]:
+def berxit_by_hand(p: Parameters, xs: Tensor) -> list[Any]:
     found: list[Any] = [None] * len(xs)
-    x, alive = torch.stack(list(xs)), list(range(len(xs)))
+    x, alive = xs, list(range(len(xs)))
     for depth in range(1, LAYERS + 1):
         x = layer(p, x)
         probabilities = at(p, "exit.out", x[:, 0]).softmax(-1)
@@ -393,7 +392,7 @@ def word_loss(model: Callable[..., Any], p: Parameters, data: Any, labels: Any) 
 class Model:
     one: Callable[[Parameters, Any], Any]
     """For one instance."""
-    many: Callable[[Parameters, Sequence[Any]], Any]
+    many: Callable[[Parameters, Any], Any]
     """Batched by hand."""
     loss: Callable[..., Tensor] | None = None
 

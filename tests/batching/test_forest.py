@@ -260,6 +260,33 @@ def test_chunks_that_fill_up_leave_the_others_as_they_are(monkeypatch: pytest.Mo
     assert (shape.chunks[-1], shape.rows) == ((12, 4, 1), 48)
 
 
+def test_a_forest_that_is_folded_again_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = np.arange(5, dtype=np.float32)
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children), loss=lambda state: state)
+    forest = tp.forest(children=[[1, 2], [], [3, 4], [], []], value=value)
+    planned = []
+    layout = fold.layout
+    monkeypatch.setattr(fold, "layout", lambda forest, *rest: planned.append(forest) or layout(forest, *rest))
+    for _ in range(3):
+        assert total(forest).tolist() == [8, 1, 7, 3, 4]
+        assert total(forest, nodes=[2, 4]).tolist() == [7, 4]
+        assert total(forest, nodes=[4, 2]).tolist() == [4, 7]
+        assert total.value_and_grad(forest)[0] == 8
+    assert planned == [forest] * 4
+    # What a forest is made of may change, the forest does not.
+    value[3] = 100
+    assert total(forest).tolist() == [8, 1, 7, 3, 4]
+    with pytest.raises(ValueError, match="read-only"):
+        forest.data["value"][3] = 100
+    with pytest.raises(TypeError):
+        forest.data["value"] = value  # type: ignore[index]
+    # And what was planned goes with it.
+    assert len(total._planned) == 1
+    del forest
+    planned.clear()
+    assert not total._planned
+
+
 def test_data_of_any_width() -> None:
     """Four bytes a number or not, and with axes."""
     flags, halves = np.array([True, False, True]), np.array([0.5, 0.25, 2], np.float16)

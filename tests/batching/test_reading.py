@@ -12,7 +12,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching import store
+from tempo.batching import kernels, store
 from tempo.batching.cell import kind
 
 
@@ -128,6 +128,42 @@ def test_gradients_of_what_was_waited_for_on_a_gpu(monkeypatch: pytest.MonkeyPat
     # 3 ** 8 and 2 ** 8, of which 3 ** 4 and 2 ** 4 are not enough.
     assert loss == pytest.approx((3**8 + 11**2 + 2**8) / 3)
     np.testing.assert_allclose(of_x, [8 * 3**7 / 3, 2 * 11 / 3, 8 * 2**7 / 3], rtol=1e-6)
+
+
+def test_on_a_gpu_the_launches_of_a_wait_are_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    grow, judge = tp.cell(lambda x: x * x, name="grow"), tp.cell(lambda x: x + 1, name="judge")
+
+    def model(x: Any) -> Any:
+        value = grow(x)
+        while judge(value) < 100:
+            value = grow(value)
+        return value
+
+    x = [np.array(n, np.float32) for n in (3, 11, 2)]
+    of_loss = (3**8 + 11**2 + 2**8) / 3, [8 * 3**7 / 3, 2 * 11 / 3, 8 * 2**7 / 3]
+    dispatches = []
+    for most in (16, 1, 0):
+        monkeypatch.setattr(kernels, "JOINTS", most)
+        batched = tp.batch(model)
+        assert batched(x) == [3**8, 11**2, 2**8]
+        assert batched.statistics.launches == 6
+        dispatches.append(batched.statistics.dispatches)
+        loss, _, of_x = batched.value_and_grad(x, inputs=lambda one: one)
+        assert loss == pytest.approx(of_loss[0])
+        np.testing.assert_allclose(of_x, of_loss[1], rtol=1e-6)
+    # Three waits. With one such kernel only the first is one dispatch, with none each launch is one.
+    assert dispatches == [3, 5, 6]
+
+
+def test_on_a_gpu_an_index_out_of_range_is_found_among_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    embed, total = tp.cell(nn.Embedding(10, 4), name="embed"), tp.cell(lambda x: tp.sum(x), name="total")
+    batched = tp.batch(lambda word: float(total(embed(word))), cells={"embed": embed})
+    assert batched([3, 9]) == pytest.approx([float(batched.parameters["embed.weight"][n].sum()) for n in (3, 9)])
+    assert batched.statistics.dispatches == 1
+    with pytest.raises(tp.errors.InputError, match="an index is out of range in cell embed"):
+        batched([3, 10])
 
 
 def test_what_is_not_read_is_computed_with_what_is() -> None:

@@ -9,7 +9,7 @@ from tests.benchmarks.common import quick, run
 
 def test_a_case() -> None:
     records = quick("batching", "--only", "mv_rnn/forward")
-    systems = ["tempo", "torch eager", "torch by hand", "tempo forest", "tempo unbatched"]
+    systems = ["tempo", "torch eager", "torch by hand", "tempo forest", "tempo forest again", "tempo unbatched"]
     assert [(r["case"], r["system"]) for r in records] == [("mv_rnn/8/small/forward", system) for system in systems]
     ours = records[0]
     assert ours.keys() >= {"ms", "ratio", "floor_ms", "host_ms", "device_ms", "kernels", "width", "padding", "cores"}

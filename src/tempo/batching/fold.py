@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,8 @@ class Fold(Parametrised):
         self._idle: dict[Any, list[Array]] = {}
         """Arenas of earlier forests, whose first row is zeros; for gradients, behind them as many for what flows."""
         self._parts: dict[Any, _Parts] = {}
+        self._planned: WeakKeyDictionary[Forest, dict[Any, tuple[_Shape, tuple[Array, ...]]]] = WeakKeyDictionary()
+        """What programs are given for forests that were folded before, as in every epoch but the first."""
         self._programs: set[Any] = set()
 
     @property
@@ -125,7 +128,11 @@ class Fold(Parametrised):
         key = (arity, tuple(rows.items()))
         if key not in self._parts:
             self._parts[key] = self._traced(rows, arity)
-        shape, inputs = self._inputs(forest, self._parts[key], which, wanted)
+        planned = self._planned.setdefault(forest, {})
+        asked = which, None if which == "all" else wanted.tobytes()
+        if asked not in planned:
+            planned[asked] = self._inputs(forest, self._parts[key], which, wanted)
+        shape, inputs = planned[asked]
         return self._parts[key], shape, values, inputs
 
     def _traced(self, data: Mapping[str, Kind], arity: int) -> _Parts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from tempo.errors import InputError, ShapeError
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Forest:
     """Trees as arrays: ``children`` (nodes, arity) has the numbers of every node's children, -1 where there is none;
-    ``data`` has arrays with one row per node; ``roots`` are the nodes that are nobody's children."""
+    ``data`` has arrays with one row per node; ``roots`` are the nodes that are nobody's children.
+
+    Its arrays are its own, and cannot be written to: whoever folds a forest again finds what was planned for it."""
 
     children: Array
     data: Mapping[str, Array]
@@ -51,6 +54,8 @@ class Forest:
         heights[order] = np.repeat(np.arange(len(levels)), [len(nodes) for nodes in levels])
         object.__setattr__(self, "heights", heights)
         object.__setattr__(self, "order", order)
+        object.__setattr__(self, "children", _fixed(children))
+        object.__setattr__(self, "data", MappingProxyType({name: _fixed(rows) for name, rows in self.data.items()}))
 
     def __len__(self) -> int:
         return len(self.children)
@@ -115,6 +120,12 @@ def _rows(children: Any, arity: int | None) -> Array:
         for n, row in enumerate(children):
             array[n, : len(row)] = row
     return array
+
+
+def _fixed(array: Array) -> Array:
+    found = array.copy()
+    found.flags.writeable = False
+    return found
 
 
 def _narrow(array: Array) -> Array:
