@@ -154,3 +154,28 @@ def test_attention_of_a_prompt_by_its_kernel(window: int | None) -> None:
     for n, first in enumerate(inputs["start"]):  # what is computed for steps before a start means nothing
         a, b = (np.asarray(x.x[n, first:], np.float32) for x in (found, expected))
         np.testing.assert_allclose(a, b, atol=0.05 * np.max(np.abs(b)))
+
+
+@pytest.mark.gpu
+def test_host_calls_on_a_gpu() -> None:
+    """What they are given is in memory that the host has, too."""
+    seen = []
+
+    def host(a: Any, b: Any) -> Any:
+        seen.append((a.copy(), b.copy()))
+        return (a + b.sum()).astype(np.float32)
+
+    with tp.Program("calls") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(3,), domain=(t,))
+        y = prog.recurrent("y", shape=(3,), domain=(t,))
+        y[0] = x[0]
+        y[t] = tp.host(host, 2 * y[t - 1], tp.exp(x), out=tp.spec((3,)), sequence=t)
+        prog.output("y", y)
+    given = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    found = prog.compile({T: 5}, device="gpu")(x=given).y
+    expected = [given[0]]
+    for step in given[1:]:
+        expected.append(2 * expected[-1] + np.exp(step).sum())
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert len(seen) == 4

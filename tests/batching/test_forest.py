@@ -287,6 +287,21 @@ def test_a_forest_that_is_folded_again_is_not_planned_again(monkeypatch: pytest.
     assert not total._planned
 
 
+@pytest.mark.gpu
+def test_forests_on_a_gpu() -> None:
+    """The same states and gradients as one call at a time, for forests that are new and for those that are not."""
+    folded = new_tree_lstm()
+    forests = [forest_of(labelled(30, most=19, seed=seed)) for seed in range(3)]
+    first = [(folded(one, nodes=one.roots), folded(one), folded.value_and_grad(one)) for one in forests]
+    again = [(folded(one, nodes=one.roots), folded(one), folded.value_and_grad(one)) for one in forests]
+    for a, b in zip(tree_util.tree_leaves(first), tree_util.tree_leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for (of_roots, of_all, _), one in zip(first, forests, strict=True):
+        for a, b in zip(of_roots, of_all, strict=True):
+            np.testing.assert_allclose(a, b[one.roots], rtol=1e-6)
+            a += 1  # they are the user's
+
+
 def test_data_of_any_width() -> None:
     """Four bytes a number or not, and with axes."""
     flags, halves = np.array([True, False, True]), np.array([0.5, 0.25, 2], np.float16)

@@ -14,6 +14,7 @@ import tempo as tp
 from tempo import nn
 from tempo.batching import kernels, store
 from tempo.batching.cell import kind
+from tests.batching import models
 
 
 def halve() -> tp.batching.Cell:
@@ -164,6 +165,41 @@ def test_on_a_gpu_an_index_out_of_range_is_found_among_several_launches(monkeypa
     assert batched.statistics.dispatches == 1
     with pytest.raises(tp.errors.InputError, match="an index is out of range in cell embed"):
         batched([3, 10])
+
+
+@pytest.mark.gpu
+def test_instances_that_wait_on_a_gpu() -> None:
+    """What they wait for is in memory that the host has, too; results and gradients are those without batches."""
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            self.embed = nn.Embedding(20, 8)
+            self.mix = nn.Linear(16, 8)
+
+        def __call__(self, state: Any, word: Any) -> Any:
+            return tp.tanh(self.mix(tp.concatenate([state, self.embed(word)])))
+
+    step, judge = tp.cell(Step()), tp.cell(lambda state: (tp.sum(state), tp.max(state)), name="judge")
+    zero = np.zeros(8, np.float32)
+
+    def model(sentence: list[int]) -> Any:
+        state, kept = zero, []
+        for word in sentence:
+            state = step(state, word)
+            total, highest = judge(state)
+            if total > 0:
+                kept.append(highest)
+        return state, kept
+
+    batched = tp.batch(model, cells={"step": step})
+    for seed in range(3):
+        sentences = models.sentences(40, seed=seed)
+        together, alone = batched(sentences), batched.one_by_one(sentences)
+        for found, expected in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert batched.statistics.dispatches < batched.statistics.launches
+    with pytest.raises(tp.errors.InputError, match="an index is out of range in cell step"):
+        batched([[3, 25], [1]])
 
 
 def test_what_is_not_read_is_computed_with_what_is() -> None:

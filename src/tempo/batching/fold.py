@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
 
+from tempo.backends.jax.near import handed_over
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
 from tempo.batching.forest import Forest, Layout, layout
 from tempo.batching.kernels import added, held, jit, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
-from tempo.batching.store import handed_over
 from tempo.batching.widths import chunk_widths, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 

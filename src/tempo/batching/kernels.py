@@ -29,9 +29,10 @@ from jax import lax
 
 from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
+from tempo.backends.jax.near import handed_over
 from tempo.batching.cell import Kind, Trace
 from tempo.batching.planning import FEW, Group, Lanes, Run
-from tempo.batching.store import Arenas, handed_over
+from tempo.batching.store import Arenas
 
 Array = Any
 

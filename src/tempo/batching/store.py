@@ -12,22 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tempo.backends.jax.near import handed_over, is_handed_over
 from tempo.batching.cell import Kind
 from tempo.batching.planning import Rows
 from tempo.batching.widths import room
 
 Array = Any
 Arenas = dict[Kind, Array]
-
-
-def handed_over(array: Array) -> Array:
-    """Inside of a compiled function: a result that the host waits for, in memory that both have. To fetch it from that
-    of a GPU takes 190 us longer than the function, which is mostly waiting for threads; this takes 30."""
-    return array if jax.default_backend() == "cpu" else jax.device_put(array, jax.memory.Space.Host)
-
-
-def _is_handed_over(array: Array) -> bool:
-    return jax.default_backend() == "cpu" or array.sharding.memory_kind == "pinned_host"
 
 
 @dataclass
@@ -112,7 +103,7 @@ def fetched(
             away[kind] = own
     near = {kind: found for kind, own in away.items() if (found := _near(kind, own, pieces)) is not None}
     far = {kind: own for kind, own in away.items() if kind not in near}
-    there = [n for n, other in enumerate(others) if not _is_handed_over(other)]
+    there = [n for n, other in enumerate(others) if not is_handed_over(other)]
     if far or there:
         widths = tuple([_width(len(own)) for own in far.values()])
         index = [_fit(own, width) for own, width in zip(far.values(), widths, strict=True)]

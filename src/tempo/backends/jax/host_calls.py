@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax.lowering import Lowering
+from tempo.backends.jax.near import handed_over
 from tempo.backends.jax.state import State
 from tempo.given import resolve
 from tempo.graph.node import Node
@@ -61,7 +62,7 @@ class HostCall:
                 if d not in there:
                     length = d.bound.evaluate(self.lowering.limits)
                     array = jnp.repeat(jnp.expand_dims(array, axis), length, axis)
-            found.append(array)
+            found.append(handed_over(array))
         return tuple(found)
 
     def _compute(self, values: Sequence[Array], steps: Sequence[Array]) -> tuple[Array, ...]:
