@@ -108,7 +108,7 @@ class Fold(Parametrised):
         if arenas is None:
             kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
             arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
-        found, faults, *rest, self._idle[key] = function(parts, shape, values, inputs, arenas)
+        self._idle[key], found, faults, *rest = function(parts, shape, values, inputs, arenas)
         # What both have is scarce, and users may keep what they get.
         found = [np.array(array, copy=jax.default_backend() != "cpu" or None) for array in found]
         for name, fault in zip(self.cells, np.asarray(faults), strict=False):
@@ -428,17 +428,17 @@ def _states(
 
 def _forward(
     parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
-) -> tuple[list[Array], Array, list[Array]]:
+) -> tuple[list[Array], list[Array], Array]:
     inputs = shape.unpacked(arrays)
     arenas, faults = _states(parts, values, inputs, arenas)
     # Every state as a vector, which is faster to gather.
     found = [handed_over(taken(arena.reshape(len(arena), -1), inputs["rows"])) for arena in arenas]
-    return found, handed_over(jnp.stack(faults)), arenas
+    return arenas, found, handed_over(jnp.stack(faults))
 
 
 def _backward(
     parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
-) -> tuple[list[Array], Array, dict[str, Array], list[Array]]:
+) -> tuple[list[Array], list[Array], Array, dict[str, Array]]:
     assert parts.loss is not None
     inputs = shape.unpacked(arrays)
     arenas, flows = arenas[: len(arenas) // 2], arenas[len(arenas) // 2 :]
@@ -469,7 +469,7 @@ def _backward(
     coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
     flows, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
     loss = handed_over(jnp.sum(losses * weights))
-    return [loss], handed_over(jnp.stack(faults)), gradients, arenas + flows
+    return arenas + flows, [loss], handed_over(jnp.stack(faults)), gradients
 
 
 _Carry = tuple[list[Array], dict[str, Array]]

@@ -131,7 +131,7 @@ class Kernels:
         """Compute the results of a step into ``arenas``: how many calls of kernels that took."""
         if len(step) > 1:
             call = self._call(step, own, arenas)
-            found, after = call.kernel(*call.arguments)
+            after, found = call.kernel(*call.arguments)
             for run, (status, apart) in zip(step, found, strict=True):
                 run.lanes.status, run.lanes.apart = status, apart
             arenas.update(zip(_all_kinds(step)[0], after, strict=True))
@@ -140,7 +140,7 @@ class Kernels:
         _, times = _times(run)
         for _ in range(times):
             call = self._forward(run, own(run), arenas)
-            run.lanes.status, after, run.lanes.apart = call.kernel(*call.arguments)
+            after, run.lanes.status, run.lanes.apart = call.kernel(*call.arguments)
             arenas.update(zip(_kinds(run.lanes.group)[0], after, strict=True))
         return times
 
@@ -447,7 +447,7 @@ def _forward(
     data: Sequence[Array],
     status: Array | None,
     launches: Array | None,
-) -> tuple[Array | None, tuple[Array, ...], dict[int, Array]]:
+) -> tuple[tuple[Array, ...], Array | None, dict[int, Array]]:
     trace = group.trace
     tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
@@ -475,8 +475,8 @@ def _forward(
 
     fault, after = _loop(looped, count, turn, (fault, tuple(written)))
     if status is not None:
-        return jnp.stack([done + count, fault]), after, apart
-    return handed_over(jnp.stack([done + count, fault])) if trace.has_indices else None, after, apart
+        return after, jnp.stack([done + count, fault]), apart
+    return after, handed_over(jnp.stack([done + count, fault])) if trace.has_indices else None, apart
 
 
 def _several(
@@ -487,7 +487,7 @@ def _several(
     written: Sequence[Array],
     index: Array,
     data: Sequence[Sequence[Array]],
-) -> tuple[list[tuple[Array | None, dict[int, Array]]], list[Array]]:
+) -> tuple[list[Array], list[tuple[Array | None, dict[int, Array]]]]:
     """One launch after another."""
     to_write, to_read = _kinds_of(tuple(groups))
     arenas = dict(zip((*to_write, *to_read), (*written, *read), strict=True))
@@ -498,10 +498,10 @@ def _several(
         start, end = end, end + of_launch + of_lane * width
         kinds, others = _kinds(group)
         now = [arenas[kind] for kind in others], [arenas[kind] for kind in kinds]
-        status, after, apart = _forward(group, width, False, 0, own, *now, index[start:end], some, None, None)
+        after, status, apart = _forward(group, width, False, 0, own, *now, index[start:end], some, None, None)
         arenas.update(zip(kinds, after, strict=True))
         found.append((status, apart))
-    return found, [arenas[kind] for kind in to_write]
+    return [arenas[kind] for kind in to_write], found
 
 
 def _backward(
