@@ -277,6 +277,7 @@ class _Run:
                 self.recorder.starts.append((self.recorder.count, n))
                 self.results.append(run_one(self.batched.model, instance, n, errors))
         finally:
+            self.recorder.close()
             use(outer)
 
     def flush(self, wanted: Sequence[Value] | None = None) -> None:

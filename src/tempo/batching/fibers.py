@@ -137,6 +137,7 @@ class Fibers:
                 self._go_on()
         finally:
             self._end()
+            self.recorder.close()
             use(outer)
         return [fiber.result for fiber in fibers]
 

@@ -40,6 +40,10 @@ EPOCH = 1 << 40
 than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
 
 
+OFTEN = 16
+"""How many calls that look alike are counted."""
+
+
 class Value:
     """A result of a cell: a tensor that is computed later, together with those of other instances.
 
@@ -168,7 +172,9 @@ class Stream:
     __slots__ = (
         "anchor",
         "data",
+        "direct",
         "flat",
+        "found",
         "inside",
         "is_value",
         "known",
@@ -177,6 +183,7 @@ class Stream:
         "put_off",
         "record",
         "recorder",
+        "since",
         "sources",
         "trace",
     )
@@ -203,7 +210,9 @@ class Stream:
         """Per other argument what the calls were given."""
         self.put_off: Any = None
         """Calls of earlier, which nothing has needed so far."""
-        self.record = specialised(self, form) if self.flat < 2 else None
+        self.record, self.direct = specialised(self, form) if self.flat < 2 else (None, None)
+        self.found, self.since = 0, 0
+        """How often a call was not found at once, since so many results had been recorded."""
 
     @property
     def size(self) -> int:
@@ -232,8 +241,8 @@ class Recorder:
         self.cells = set(cells)
         self.phases = phases
         self.streams: dict[Any, Stream] = {}
-        self.fast: dict[Cell, list[Callable[[tuple[Any, ...]], Any]]] = {}
-        """Per cell how calls are recorded that look like earlier ones, the latest first."""
+        self.fast: dict[Cell, list[Stream]] = {}
+        """Per cell the streams of calls that look like earlier ones, the latest first."""
         self.count = 0
         self.ground = 0
         """The lowest level of calls from now on: results of lower ones are computed, or put off."""
@@ -280,14 +289,32 @@ class Recorder:
         stream.numbers.extend([*(value.number for value in values), base, level])
         self.count = base + stream.size
         if known and stream.record is not None:
-            records = self.fast.setdefault(cell, [])
-            if stream.record in records:
-                records.remove(stream.record)
-            records.insert(0, stream.record)
+            streams = self.fast.setdefault(cell, [])
+            if stream in streams:
+                streams.remove(stream)
+            streams.insert(0, stream)
+            self.install(cell, stream)
         results = [_value(source, base + n, level) for n, source in enumerate(stream.sources)]
         if stream.flat == 0:
             return results[0]
         return tuple(results) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, results)
+
+    def install(self, cell: Cell, stream: Stream) -> None:
+        """Let calls of a cell go to a stream at once, for as long as they look like it."""
+        type(cell).__call__ = stream.direct  # type: ignore[assignment]
+
+    def notice(self, cell: Cell, stream: Stream) -> None:
+        """A call of a cell was not found at once: where that is so for every fourth call of all, it should be."""
+        stream.found += 1
+        if stream.found == OFTEN:
+            if self.count - stream.since <= 4 * OFTEN * stream.size:
+                self.install(cell, stream)
+            stream.found, stream.since = 0, self.count
+
+    def close(self) -> None:
+        """Nothing more is recorded: let no cell keep what was."""
+        for one in self.fast:
+            type(one).__call__ = Cell.__call__  # type: ignore[method-assign]
 
     def is_pending(self, value: Value) -> bool:
         """Whether a value is still to be computed."""
@@ -333,15 +360,20 @@ def _value(source: Source, number: int, level: int) -> Value:
     return value
 
 
-def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any] | None:
-    """A function that records a call of this form: it gives None, and does nothing, where a call has another one.
+_MISSING = object()
+
+
+def specialised(stream: Stream, form: tuple[Any, ...]) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """Functions that record a call of this form. The first takes a tuple of arguments: it gives None, and does nothing,
+    where a call has another form. The second is a cell's ``__call__``, and goes the long way then.
 
     Recording is what a mini-batch costs the host, so it is written out for each form of arguments, without loops: a
     third of the time that ``Recorder.call`` takes.
     """
     if any(part is not int and part is not float and not isinstance(part, Kind | tuple) for part in form[1:]):
-        return None
+        return None, None
     constants: dict[str, Any] = {"Value": Value, "ndarray": np.ndarray, "recorder": stream.recorder}
+    constants |= {"local": local, "missing": _MISSING, "other": _other}
     checks: list[str] = []
     levels: list[str] = []
     numbers: list[str] = []
@@ -356,8 +388,8 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
                 f"if s in inside{n}:",
                 f"    if {name}.level >= level: level = {name}.level + 1",
                 f"elif s not in known{n}:",
-                f"    if s.kind is not kind{n} or s.stream.recorder is not recorder: return None",
-                f"    if {name}.level >= ground or recorder.put_off[{name}.number]: return None",
+                f"    if s.kind is not kind{n} or s.stream.recorder is not recorder: raise ValueError",
+                f"    if {name}.level >= ground or recorder.put_off[{name}.number]: raise ValueError",
             ]
         )
         numbers.append(f"{name}.number")
@@ -368,7 +400,7 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
             value(name, part)
         elif isinstance(part, tuple) and isinstance(part[0], Kind):
             parts = [f"{name}_{k}" for k in range(len(part))]
-            checks.append(f"if type({name}) is not tuple: return None")
+            checks.append(f"if type({name}) is not tuple: raise ValueError")
             checks.append(f"{', '.join(parts)}, = {name}")
             for inner, kind in zip(parts, part, strict=True):
                 value(inner, kind)
@@ -380,32 +412,50 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> Callable[[tuple[Any, .
                 same = f"type({name}) is ndarray and {name}.shape == shape{k} and {name}.dtype == dtype{k}"
             else:
                 same = f"type({name}) is {part.__name__}"
-            checks.append(f"if not ({same}): return None")
+            checks.append(f"if not ({same}): raise ValueError")
             appends.append(f"append{k}({name})")
     constants["extend"] = stream.numbers.extend
     results = []
     for n, source in enumerate(stream.sources):
         constants[f"source{n}"] = source
         results.append(f"r{n} = Value(); r{n}.source = source{n}; r{n}.number = base + {n}; r{n}.level = level")
-    unpacked = "".join(f"a{n}, " for n in range(len(form) - 1))
-    lines = [
-        # What has no source, or another length, is of another form: to find out costs nothing where it is not.
-        "try:",
-        f"    {unpacked or '()'} = args",
-        *(f"    {line}" for line in checks),
-        "    level = ground = recorder.ground",
-        *(f"    {line}" for line in levels),
-        "except (AttributeError, TypeError, ValueError): return None",
-        *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
-        *appends,
-        f"base = recorder.count; recorder.count = base + {stream.size}",
-        f"extend(({''.join(f'{number}, ' for number in numbers)}base, level))",
-        *results,
-        "return r0" if stream.flat == 0 else f"return ({''.join(f'r{n}, ' for n in range(stream.size))})",
-    ]
-    exec(_code("\n    ".join(["def record(args):", *lines])), constants)
-    record: Callable[[tuple[Any, ...]], Any] = constants["record"]
-    return record
+    names = [f"a{n}" for n in range(len(form) - 1)]
+    together = "".join(f"{name}, " for name in names)
+
+    def function(signature: str, first: str, otherwise: str) -> Callable[..., Any]:
+        lines = [
+            # What has no source, or another length, is of another form: to find out costs nothing where it is not.
+            "try:",
+            f"    {first}",
+            *(f"    {line}" for line in checks),
+            "    level = ground = recorder.ground",
+            *(f"    {line}" for line in levels),
+            "except (AttributeError, TypeError, ValueError): level = -1",
+            f"if level < 0: return {otherwise}",
+            *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
+            *appends,
+            f"base = recorder.count; recorder.count = base + {stream.size}",
+            f"extend(({''.join(f'{number}, ' for number in numbers)}base, level))",
+            *results,
+            "return r0" if stream.flat == 0 else f"return ({''.join(f'r{n}, ' for n in range(stream.size))})",
+        ]
+        exec(_code("\n    ".join([f"def record({signature}):", *lines])), constants)
+        found: Callable[..., Any] = constants["record"]
+        return found
+
+    defaults = "".join(f"{name}=missing, " for name in names)
+    direct = function(
+        f"self, {defaults}/, *rest, **others",
+        "if rest or others or local.recorder is not recorder: raise ValueError",
+        f"other(self, ({together}), rest, others)",
+    )
+    return function("args", f"{together or '()'} = args", "None"), direct
+
+
+def _other(cell: Cell, args: tuple[Any, ...], rest: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    """A call that does not look like the others of a cell."""
+    given = [arg for arg in args if arg is not _MISSING]
+    return Cell.__call__(cell, *given, *rest, **others)
 
 
 @cache
