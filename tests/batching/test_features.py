@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import tempo as tp
 from tempo import nn
 from tempo.backends.jax import compiling
-from tempo.batching import kernels
+from tempo.batching import Cell, kernels
 
 
 def test_operators_on_results_are_small_cells() -> None:
@@ -282,3 +285,52 @@ def test_what_kernels_are_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None
     assert kernels._options(gpu) == compiling.LIBRARY_ONLY | compiling.GRAPHS
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
     assert kernels._options(gpu) == compiling.LIBRARY_ONLY
+
+
+def test_calls_that_look_like_others_and_calls_that_do_not() -> None:
+    """A cell's class has a function for calls like the latest; whatever does not fit it goes another way."""
+    scale = tp.cell(lambda x, by=2.0: x * by, name="scale")
+    generic = Cell.__call__
+
+    def model(x: Any) -> Any:
+        first = scale(x)
+        found = [first, scale(first), scale(first, 3.0), scale(first, by=3.0), scale(by=first, x=2.0)]
+        for n in range(60):  # by turns, and many of one kind in a row
+            found.append(scale(first) if n % 2 or n > 30 else scale(x, n))
+        return found
+
+    batched = tp.batch(model)
+    expected = [2.0, 4.0, 6.0, 6.0, 4.0, *(4.0 if n % 2 or n > 30 else 1.0 * n for n in range(60))]
+    for _ in range(2):
+        assert batched([1.0, 10.0]) == [expected, [10 * one for one in expected]]
+        assert type(scale).__call__ is generic
+    with pytest.raises(TypeError):
+        tp.batch(lambda x: [scale(x, 1.0), scale(x, 1.0, 2.0)])([1.0])
+    with pytest.raises(tp.errors.ProgramError, match="cell scale is called outside of a batched model"):
+        scale(1.0)
+
+
+def test_a_cell_in_two_models_at_the_same_time() -> None:
+    """One runs inside of the other, and others in threads."""
+    half = tp.cell(lambda x: x / 2, name="half")
+    inner = tp.batch(lambda x: half(half(x)))
+
+    def outer(x: float) -> Any:
+        first = half(x)
+        (quarter,) = inner([x])
+        return half(first), half(float(quarter))
+
+    assert tp.batch(outer)([8.0, 4.0]) == [(2.0, 1.0), (1.0, 0.5)]
+    with ThreadPoolExecutor(4) as pool:
+        models = [tp.batch(lambda x: [half(x) for _ in range(200)]) for _ in range(4)]
+        for n, found in enumerate(pool.map(lambda pair: pair[1]([float(pair[0])] * 5), enumerate(models))):
+            assert found == [[n / 2] * 200] * 5
+
+
+def test_copies_of_cells_are_other_cells() -> None:
+    bend = tp.cell(tp.tanh, name="bend")
+    for other in (copy.copy(bend), copy.deepcopy(bend), pickle.loads(pickle.dumps(bend))):
+        assert isinstance(other, Cell)
+        assert other is not bend
+        assert type(other) is not type(bend)
+        assert (other.name, repr(other)[:5]) == ("bend", "Cell(")

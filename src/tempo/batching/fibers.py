@@ -147,15 +147,19 @@ class Fibers:
         assert fiber is not None
         self.waiting.append(fiber)
         self.values.append(value)
+        if fiber.joins:
+            self._start_others(fiber)
+        return self._wait()  # type: ignore[no-any-return]
+
+    def _start_others(self, fiber: _Fiber) -> None:
+        """What could have run behind a fiber has to wait no longer than it."""
         for join in fiber.joins:
-            # What could have run behind this one has to wait no longer than it.
             for n in range(join.started, len(join.functions)):
                 join.found[n] = other = _Fiber(self, join.functions[n], join)
                 self.ready.append((other, None))
             join.left += len(join.functions) - join.started
             join.started = len(join.functions)
         fiber.joins.clear()
-        return self._wait()  # type: ignore[no-any-return]
 
     def parallel(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of some functions, which run side by side: where all wait, they wait for the same launch.
@@ -170,6 +174,7 @@ class Fibers:
         joins = own.joins
         joins.append(join)
         errors: list[tuple[int, BaseException]] = []
+        # Here and not all at once: it may be that others have started those behind.
         while (n := join.started) < len(functions):
             join.started = n + 1
             try:

@@ -176,6 +176,7 @@ class Stream:
         "flat",
         "found",
         "inside",
+        "installed",
         "is_value",
         "known",
         "numbers",
@@ -211,6 +212,7 @@ class Stream:
         self.put_off: Any = None
         """Calls of earlier, which nothing has needed so far."""
         self.record, self.direct = specialised(self, form) if self.flat < 2 else (None, None)
+        self.installed = False
         self.found, self.since = 0, 0
         """How often a call was not found at once, since so many results had been recorded."""
 
@@ -292,23 +294,29 @@ class Recorder:
             streams = self.fast.setdefault(cell, [])
             if stream in streams:
                 streams.remove(stream)
+            else:
+                self._install(cell, stream)
             streams.insert(0, stream)
-            self.install(cell, stream)
         results = [_value(source, base + n, level) for n, source in enumerate(stream.sources)]
         if stream.flat == 0:
             return results[0]
         return tuple(results) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, results)
 
-    def install(self, cell: Cell, stream: Stream) -> None:
+    def _install(self, cell: Cell, stream: Stream) -> None:
         """Let calls of a cell go to a stream at once, for as long as they look like it."""
+        stream.installed = True
         type(cell).__call__ = stream.direct  # type: ignore[assignment]
 
     def notice(self, cell: Cell, stream: Stream) -> None:
-        """A call of a cell was not found at once: where that is so for every fourth call of all, it should be."""
+        """A call of a cell was not found at once: where that is so for every fourth call of all, it should be. Not if
+        it was before: then there are many calls of two streams, and to find out that one does not fit takes time."""
         stream.found += 1
         if stream.found == OFTEN:
             if self.count - stream.since <= 4 * OFTEN * stream.size:
-                self.install(cell, stream)
+                if not stream.installed:
+                    self._install(cell, stream)
+                elif type(cell).__call__ is not Cell.__call__:
+                    type(cell).__call__ = Cell.__call__  # type: ignore[method-assign]
             stream.found, stream.since = 0, self.count
 
     def close(self) -> None:
