@@ -89,7 +89,8 @@ def test_equals_one_call_at_a_time_and_torch(name: str) -> None:
     for found, expected, instance in zip(together, alone, data, strict=True):
         same(found, expected)
         same(found, reference.one(p, given(name, instance)))
-    by_hand = reference.many(p, [given(name, instance) for instance in data])
+    inputs = [given(name, instance) for instance in data]
+    by_hand = reference.many(p, torch.stack(inputs) if isinstance(inputs[0], torch.Tensor) else inputs)
     if name in ("tree_lstm", "mv_rnn"):
         by_hand = list(zip(*by_hand, strict=True))
     same(together, list(by_hand))
