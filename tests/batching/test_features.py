@@ -310,6 +310,19 @@ def test_calls_that_look_like_others_and_calls_that_do_not() -> None:
         scale(1.0)
 
 
+def test_an_error_in_a_call_that_does_not_look_like_others_has_the_users_line() -> None:
+    scale = tp.cell(lambda x: x * 2, name="scale")
+
+    def model(x: Any) -> Any:
+        scale(scale(x))
+        return scale("text")
+
+    with pytest.raises(tp.errors.DtypeError) as error:
+        tp.batch(model)([1.0])
+    assert "here: test_features.py" in str(error.value)
+    assert 'return scale("text")' in str(error.value)
+
+
 def test_a_cell_in_two_models_at_the_same_time() -> None:
     """One runs inside of the other, and others in threads."""
     half = tp.cell(lambda x: x / 2, name="half")

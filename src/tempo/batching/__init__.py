@@ -28,6 +28,6 @@ from tempo.batching.cell import Cell, cell
 from tempo.batching.fibers import parallel
 from tempo.batching.fold import Fold, fold
 from tempo.batching.forest import Forest, forest
-from tempo.batching.recording import Value
+from tempo.batching.value import Value
 
 __all__ = ["Batched", "Cell", "Fold", "Forest", "Statistics", "Value", "batch", "cell", "fold", "forest", "parallel"]

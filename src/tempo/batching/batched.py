@@ -24,8 +24,9 @@ from tempo.batching.kernels import Kernels
 from tempo.batching.parameters import Parametrised
 from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
-from tempo.batching.recording import Reading, Recorder, Value, current, replaced, use, values_in
+from tempo.batching.recording import Recorder, current, use
 from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
+from tempo.batching.value import Reading, Value, replaced, values_in
 from tempo.errors import GradientError, InputError, ProgramError
 
 Array = Any

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tempo.batching.cell import Trace
-from tempo.batching.recording import EPOCH, STRIDE, Recorder, Stream
+from tempo.batching.phases import EPOCH, STRIDE
+from tempo.batching.recording import Recorder, Stream
 
 Ints = np.ndarray[Any, Any]
 Bools = np.ndarray[Any, Any]

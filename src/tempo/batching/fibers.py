@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import greenlet
 import numpy as np
 
-from tempo.batching.recording import Recorder, Value, current, use
+from tempo.batching.recording import Recorder, current, use
+from tempo.batching.value import Value
 
 if TYPE_CHECKING:
     from tempo.batching.batched import Errors

@@ -19,7 +19,8 @@ from jax import lax, tree_util
 from tempo.backends.jax.near import handed_over
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind
 from tempo.batching.forest import Forest, Layout, layout
-from tempo.batching.kernels import added, held, jit, pulled, taken
+from tempo.batching.kernels import jit
+from tempo.batching.launches import added, held, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 
 from tempo.batching.cell import Trace
 
+STRIDE = 1 << 20
+"""An anchor's calls are made at levels that are multiples of it."""
+EPOCH = 1 << 40
+"""Levels begin at a multiple of it, the next one whenever something was computed: so what was computed has lower levels
+than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
+
 
 @dataclass
 class Phases:

@@ -18,8 +18,7 @@ levels that are multiples of ``STRIDE``, as if whoever is there early made ghost
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,143 +26,17 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of, local
-from tempo.batching.phases import Phases
+from tempo.batching.phases import STRIDE, Phases
+from tempo.batching.specialised import specialised
+from tempo.batching.value import Value
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
 
 
-STRIDE = 1 << 20
-EPOCH = 1 << 40
-"""Levels begin at a multiple of it, the next one whenever something was computed: so what was computed has lower levels
-than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
-
-
 OFTEN = 16
 """How many calls that look alike are counted."""
-
-
-class Value:
-    """A result of a cell: a tensor that is computed later, together with those of other instances.
-
-    Operators on it are recorded, too, each as a small cell. Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``,
-    ``np.asarray(v)``) makes this instance wait until it is computed.
-    """
-
-    # No __init__: one would take as long again as all that is done here (140 ns instead of 70, for every result).
-    __slots__ = ("level", "number", "source")
-
-    source: Source
-    number: int
-    level: int
-
-    @property
-    def kind(self) -> Kind:
-        return self.source.kind
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.kind.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.kind.dtype
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """The value as an array, for decisions of the model."""
-        fibers = self.source.stream.recorder.fibers
-        if fibers is None:
-            raise Reading
-        return fibers.read(self)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        found = self.read()
-        return found if dtype is None else found.astype(dtype)
-
-    def __bool__(self) -> bool:
-        return bool(self.read())
-
-    def __int__(self) -> int:
-        return int(self.read())
-
-    def __float__(self) -> float:
-        return float(self.read())
-
-    def __index__(self) -> int:
-        return self.read().__index__()
-
-    def __lt__(self, other: Any) -> Any:
-        return self.read() < other
-
-    def __le__(self, other: Any) -> Any:
-        return self.read() <= other
-
-    def __gt__(self, other: Any) -> Any:
-        return self.read() > other
-
-    def __ge__(self, other: Any) -> Any:
-        return self.read() >= other
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} of cell {self.source.stream.trace.cell.name}>"
-
-    def __getitem__(self, index: Any) -> Any:
-        parts = index if isinstance(index, tuple) else (index,)
-        for part in parts:
-            if not isinstance(part, int | slice | type(None) | type(...)):
-                raise ProgramError(
-                    f"{self!r} is indexed with {part!r}",
-                    places=[("here", user_line())],
-                    hint="outside of a cell an index is made of numbers and slices; inside, tp.take takes any",
-                )
-        # Slices cannot be hashed before Python 3.12.
-        key = tuple(("slice", p.start, p.stop, p.step) if isinstance(p, slice) else p for p in parts)
-        return self.source.stream.recorder.call(_item(key), (self,), {})
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"{self!r} has no length")
-        return self.shape[0]
-
-    def __iter__(self) -> Any:
-        return (self[n] for n in range(len(self)))
-
-    def __neg__(self) -> Any:
-        return self.source.stream.recorder.call(_operator("neg"), (self,), {})
-
-    def __abs__(self) -> Any:
-        return self.source.stream.recorder.call(_operator("abs"), (self,), {})
-
-    __array_ufunc__ = None
-
-
-def _binary(name: str) -> None:
-    """Let ``Value`` have an operator, and its reflection."""
-
-    def there(self: Value, other: Any) -> Any:
-        return self.source.stream.recorder.call(_operator(name), (self, other), {})
-
-    def back(self: Value, other: Any) -> Any:
-        return self.source.stream.recorder.call(_operator(name), (other, self), {})
-
-    setattr(Value, f"__{name}__", there)
-    setattr(Value, f"__r{name}__", back)
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    _binary(_name)
-
-
-@cache
-def _operator(name: str) -> Cell:
-    return cell(getattr(operator, name), name=name)
-
-
-@cache
-def _item(parts: tuple[Any, ...]) -> Cell:
-    index = tuple(slice(*part[1:]) if isinstance(part, tuple) else part for part in parts)
-    return cell(lambda x: x.space[index], name="item")
 
 
 class Stream:
@@ -368,119 +241,12 @@ def _value(source: Source, number: int, level: int) -> Value:
     return value
 
 
-_MISSING = object()
-
-
-def specialised(stream: Stream, form: tuple[Any, ...]) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """Functions that record a call of this form. The first takes a tuple of arguments: it gives None, and does nothing,
-    where a call has another form. The second is a cell's ``__call__``, and goes the long way then.
-
-    Recording is what a mini-batch costs the host, so it is written out for each form of arguments, without loops: a
-    third of the time that ``Recorder.call`` takes.
-    """
-    if any(part is not int and part is not float and not isinstance(part, Kind | tuple) for part in form[1:]):
-        return None, None
-    constants: dict[str, Any] = {"Value": Value, "ndarray": np.ndarray, "recorder": stream.recorder}
-    constants |= {"local": local, "missing": _MISSING, "other": _other}
-    checks: list[str] = []
-    levels: list[str] = []
-    numbers: list[str] = []
-    appends: list[str] = []
-
-    def value(name: str, kind: Kind) -> None:
-        n = len(numbers)
-        constants[f"kind{n}"], constants[f"inside{n}"], constants[f"known{n}"] = kind, stream.inside[n], stream.known[n]
-        levels.extend(
-            [
-                f"s = {name}.source",
-                f"if s in inside{n}:",
-                f"    if {name}.level >= level: level = {name}.level + 1",
-                f"elif s not in known{n}:",
-                f"    if s.kind is not kind{n} or s.stream.recorder is not recorder: raise ValueError",
-                f"    if {name}.level >= ground or recorder.put_off[{name}.number]: raise ValueError",
-            ]
-        )
-        numbers.append(f"{name}.number")
-
-    for n, part in enumerate(form[1:]):
-        name = f"a{n}"
-        if isinstance(part, Kind):
-            value(name, part)
-        elif isinstance(part, tuple) and isinstance(part[0], Kind):
-            parts = [f"{name}_{k}" for k in range(len(part))]
-            checks.append(f"if type({name}) is not tuple: raise ValueError")
-            checks.append(f"{', '.join(parts)}, = {name}")
-            for inner, kind in zip(parts, part, strict=True):
-                value(inner, kind)
-        else:
-            k = len(appends)
-            constants[f"append{k}"] = stream.data[k].append
-            if isinstance(part, tuple):
-                constants[f"shape{k}"], constants[f"dtype{k}"] = part
-                same = f"type({name}) is ndarray and {name}.shape == shape{k} and {name}.dtype == dtype{k}"
-            else:
-                same = f"type({name}) is {part.__name__}"
-            checks.append(f"if not ({same}): raise ValueError")
-            appends.append(f"append{k}({name})")
-    constants["extend"] = stream.numbers.extend
-    results = []
-    for n, source in enumerate(stream.sources):
-        constants[f"source{n}"] = source
-        results.append(f"r{n} = Value(); r{n}.source = source{n}; r{n}.number = base + {n}; r{n}.level = level")
-    names = [f"a{n}" for n in range(len(form) - 1)]
-    together = "".join(f"{name}, " for name in names)
-
-    def function(signature: str, first: str, otherwise: str) -> Callable[..., Any]:
-        lines = [
-            # What has no source, or another length, is of another form: to find out costs nothing where it is not.
-            "try:",
-            f"    {first}",
-            *(f"    {line}" for line in checks),
-            "    level = ground = recorder.ground",
-            *(f"    {line}" for line in levels),
-            "except (AttributeError, TypeError, ValueError): level = -1",
-            f"if level < 0: return {otherwise}",
-            *([f"level = -(-level // {STRIDE}) * {STRIDE}"] if stream.anchor else []),
-            *appends,
-            f"base = recorder.count; recorder.count = base + {stream.size}",
-            f"extend(({''.join(f'{number}, ' for number in numbers)}base, level))",
-            *results,
-            "return r0" if stream.flat == 0 else f"return ({''.join(f'r{n}, ' for n in range(stream.size))})",
-        ]
-        exec(_code("\n    ".join([f"def record({signature}):", *lines])), constants)
-        found: Callable[..., Any] = constants["record"]
-        return found
-
-    defaults = "".join(f"{name}=missing, " for name in names)
-    direct = function(
-        f"self, {defaults}/, *rest, **others",
-        "if rest or others or local.recorder is not recorder: raise ValueError",
-        f"other(self, ({together}), rest, others)",
-    )
-    return function("args", f"{together or '()'} = args", "None"), direct
-
-
-def _other(cell: Cell, args: tuple[Any, ...], rest: tuple[Any, ...], others: dict[str, Any]) -> Any:
-    """A call that does not look like the others of a cell."""
-    given = [arg for arg in args if arg is not _MISSING]
-    return Cell.__call__(cell, *given, *rest, **others)
-
-
-@cache
-def _code(source: str) -> Any:
-    return compile(source, "<recording of a call>", "exec")
-
-
 def _kept(cell: Cell, leaf: Value) -> ProgramError:
     return ProgramError(
         f"cell {cell.name}: {leaf!r} is of another mini-batch",
         places=[("here", user_line())],
         hint="do not keep results of cells from one mini-batch to the next",
     )
-
-
-class Reading(BaseException):
-    """A model reads a value, so that its instances must be able to wait."""
 
 
 @cache
@@ -498,44 +264,3 @@ def use(recorder: Any) -> None:
 def current() -> Recorder | None:
     found: Recorder | None = local.recorder
     return found
-
-
-ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
-
-
-def values_in(result: Any, found: list[Value]) -> None:
-    """Add all values of a result, in the order in which ``replaced`` meets them."""
-    what = type(result)
-    if what is Value:
-        found.append(result)
-    elif what is list or what is tuple:
-        for part in result:
-            if type(part) is Value:
-                found.append(part)
-            else:
-                values_in(part, found)
-    elif what not in ATOMS:
-        replaced(result, found.append)
-
-
-def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
-    """A result of the same structure with something else for each ``Value``."""
-    what = type(result)
-    if what is Value:
-        return of(result)
-    if what in ATOMS:
-        return result
-    if what is list:
-        return [replaced(part, of) for part in result]
-    if what is tuple:
-        return tuple([replaced(part, of) for part in result])
-    if isinstance(result, dict):
-        return {key: replaced(part, of) for key, part in result.items()}
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return what(*(replaced(part, of) for part in result))
-    if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
-        before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.init}
-        after = {name: replaced(part, of) for name, part in before.items()}
-        changed = any(after[name] is not part for name, part in before.items())
-        return dataclasses.replace(result, **after) if changed else result
-    return result
