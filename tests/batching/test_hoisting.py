@@ -109,3 +109,28 @@ def test_nothing_is_taken_out_of_what_waits_anyway() -> None:
     batched = tp.batch(model)
     assert batched([(1, (2, 3)), 1])[0].tolist() == [[24.0, 24.0], [24.0, 24.0]]
     assert list(batched._planner.hoisting.splits.values()) == [None]
+
+
+def test_what_waits_for_a_cell_that_nothing_is_taken_out_of() -> None:
+    """Such a cell used to be left out where it is found out what comes from the recursion: a random model found that."""
+
+    class Join(nn.Module):
+        def __init__(self, arguments: int) -> None:
+            self.linear = nn.Linear(3 * arguments, 3)
+
+        def __call__(self, *given: Any) -> Any:
+            return tp.tanh(self.linear(tp.concatenate(given)))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.leaf, self.step, self.join = nn.Embedding(5, 3), Join(1), Join(2)
+
+        def __call__(self, step_is_last: bool) -> Any:
+            if step_is_last:
+                return self.step(self.join(self.leaf(1), self.join(self.leaf(2), self.leaf(3))))
+            return self.join(self.step(self.leaf(4)), self.leaf(1))
+
+    batched = tp.batch(Model())
+    for instances in ([True], [True, False], [False, True]):
+        for found, expected in zip(batched(instances), batched.one_by_one(instances), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -53,14 +53,15 @@ class Hoisting:
 
     def apply(self, calls: list[Calls], recorder: Recorder) -> list[Calls]:
         """The same calls, those of recursive cells in two where that is worth it."""
-        recursive = [one for one in calls if recorder.phases.is_recursive(one.trace) and not self._is_whole(one.trace)]
-        if not recursive:
+        recursive = [one for one in calls if recorder.phases.is_recursive(one.trace)]
+        undecided = [one for one in recursive if not self._is_whole(one.trace)]
+        if not undecided:
             return calls
         phase_of = np.full(recorder.count, -1, np.int32)
         for one in recursive:
             for position in range(len(one.trace.results)):
                 phase_of[one.bases + position] = one.phase
-        for one in recursive:
+        for one in undecided:
             inside = self.inside.get(one.trace, (False,) * len(one.columns))
             for n, column in enumerate(one.columns):
                 if one.is_value[n] and not inside[n] and np.any(phase_of[column] == one.phase):
