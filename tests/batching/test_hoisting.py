@@ -112,7 +112,7 @@ def test_nothing_is_taken_out_of_what_waits_anyway() -> None:
 
 
 def test_what_waits_for_a_cell_that_nothing_is_taken_out_of() -> None:
-    """Such a cell used to be left out where it is found out what comes from the recursion: a random model found that."""
+    """It used to be left out where it is found out what comes from the recursion, as a random model has shown."""
 
     class Join(nn.Module):
         def __init__(self, arguments: int) -> None:

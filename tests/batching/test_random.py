@@ -51,6 +51,18 @@ class Join(nn.Module):
         return tp.sigmoid(gate) * tp.tanh(new), tp.sigmoid(gate)
 
 
+class Pair(nn.Module):
+    """A state of two parts, with what is given by name in a dict."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def __call__(self, state: Any, more: Any) -> Any:
+        h, c = state
+        c = tp.sigmoid(self.linear(h)) * c + more["scale"] * more["x"]
+        return tp.tanh(c), c
+
+
 class Score(nn.Module):
     def __init__(self) -> None:
         self.weight = nn.Parameter((SIZE,), nn.init.normal(1.0))
@@ -63,7 +75,7 @@ class Model(nn.Module):
     """The value of a tree, values that nothing else reads, and what was decided on the way."""
 
     def __init__(self) -> None:
-        self.leaf, self.step, self.join, self.score = Leaf(), Step(), Join(), Score()
+        self.leaf, self.step, self.join, self.pair, self.score = Leaf(), Step(), Join(), Pair(), Score()
         self.start = np.full(SIZE, 0.25, np.float32)
 
     def __call__(self, node: Any) -> Any:
@@ -103,6 +115,16 @@ class Model(nn.Module):
             kept.append(self.step(self.step(found)))
         elif what == "sum":
             found = 0.5 * self.step(found) + self.leaf(rest[1])
+        elif what == "pairs":
+            state = found, self.start
+            for n in range(rest[1]):
+                state = self.pair(state, {"x": self.leaf(n), "scale": 0.5 * n})
+            found, c = state
+            kept.append(self.join(found, c))
+        elif what == "choose":
+            scores = np.asarray(self.step(found))
+            decisions.extend(np.abs(np.diff(np.sort(scores))).tolist())
+            found = self.value(rest[1 + int(np.argmax(scores)) % len(rest[1:])], kept, decisions)
         elif what == "if":
             score = float(self.score(found))
             decisions.append(score - rest[1])
@@ -123,7 +145,7 @@ class Loss(Model):
 
     def __call__(self, node: Any) -> Any:
         result = super().__call__(node)
-        return [self.score(value) for value in (result["value"], *result["kept"])]
+        return [self.score(value) for value in tree_util.tree_leaves((result["value"], result["kept"]))]
 
 
 words, limits = st.integers(0, WORDS - 1), st.floats(-1, 1, width=16)
@@ -137,6 +159,8 @@ def larger(nodes: Any) -> Any:
         st.tuples(st.just("steps"), nodes, st.integers(0, 3)),
         st.tuples(st.just("keep"), nodes),
         st.tuples(st.just("sum"), nodes, words),
+        st.tuples(st.just("pairs"), nodes, st.integers(1, 3)),
+        st.tuples(st.just("choose"), nodes, nodes, nodes),
         st.tuples(st.just("if"), nodes, limits),
         st.tuples(st.just("while"), nodes, limits),
     )
