@@ -302,6 +302,15 @@ def test_forests_on_a_gpu() -> None:
             a += 1  # they are the user's
 
 
+def test_states_are_arrays_of_their_own() -> None:
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children))
+    forest = tp.forest(children=[[1, 2], [], []], value=[0.0, 1.0, 2.0])
+    first = total(forest)
+    first += 10
+    assert total(forest).tolist() == [3, 1, 2]
+    assert first.tolist() == [13, 11, 12]
+
+
 def test_data_of_any_width() -> None:
     """Four bytes a number or not, and with axes."""
     flags, halves = np.array([True, False, True]), np.array([0.5, 0.25, 2], np.float16)

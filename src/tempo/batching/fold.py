@@ -110,8 +110,8 @@ class Fold(Parametrised):
             kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
             arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
         self._idle[key], found, faults, *rest = function(parts, shape, values, inputs, arenas)
-        # What both have is scarce, and users may keep what they get.
-        found = [np.array(array, copy=jax.default_backend() != "cpu" or None) for array in found]
+        # Arrays of the user's own, to write to and to keep: memory that host and device have in common is scarce.
+        found = [np.array(array) for array in found]
         for name, fault in zip(self.cells, np.asarray(faults), strict=False):
             if fault:
                 raise InputError(

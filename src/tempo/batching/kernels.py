@@ -131,7 +131,7 @@ class Kernels:
         kernel = self.together.get(form)
         if kernel is None:
             groups = [run.lanes.group for run in step]
-            kernel = self.together[form] = jit(partial(launches.several, groups), donate_argnums=3, static_argnums=0)
+            kernel = self.together[form] = jit(partial(launches.in_a_row, groups), donate_argnums=3, static_argnums=0)
         written, read = _all_kinds(step)
         arguments = (
             tuple([run.width for run in step]),

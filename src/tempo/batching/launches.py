@@ -230,7 +230,7 @@ def forward(
     return after, handed_over(jnp.stack([done + count, fault])) if trace.has_indices else None, apart
 
 
-def several(
+def in_a_row(
     groups: Sequence[Group],
     widths: Sequence[int],
     parameters: Sequence[Sequence[Array]],
