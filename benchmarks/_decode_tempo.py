@@ -15,8 +15,8 @@ from tempo import llm
 from tempo.backends.jax.building import Building
 from tempo.backends.jax.footprint import held
 from tempo.backends.jax.padded import jx
+from tempo.backends.jax.prepared import zeros
 from tempo.backends.jax.stages import Stages, stages
-from tempo.backends.jax.worker import zeros
 from tempo.given import check_bounds
 from tempo.llm.generation import Kind, program
 from tempo.runtime.compilation import Compilation, Request, Seconds

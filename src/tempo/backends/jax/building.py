@@ -22,9 +22,9 @@ from tempo.backends.jax import apart
 from tempo.backends.jax.footprint import held
 from tempo.backends.jax.library import traceable
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.parts import CompiledPart, Parts, homes
 from tempo.backends.jax.prepared import prepare_growth
 from tempo.backends.jax.stages import FIRST, Arrays, End, Key, Recipe, Stage, Stages, Taken, has_loop
-from tempo.backends.jax.worker import CompiledPart, Parts, homes
 from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.script import Part
 

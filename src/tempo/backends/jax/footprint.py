@@ -19,9 +19,9 @@ import numpy as np
 
 from tempo.backends.jax.compiling import LIBRARY_ONLY, compile_lowered, is_cuda, options
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.parts import Parts, keyed, sliced
 from tempo.backends.jax.prepared import Prepared, prepare_growth, shapes, zeros_maker
 from tempo.backends.jax.state import State
-from tempo.backends.jax.worker import Parts, keyed, sliced
 from tempo.schedule.offload import Span
 from tempo.schedule.script import Chunks, Each, Item, Part
 

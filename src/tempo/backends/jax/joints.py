@@ -19,7 +19,7 @@ from tempo.schedule.script import Part
 from tempo.symbolic import Bound, Dim
 
 if TYPE_CHECKING:
-    from tempo.backends.jax.worker import Parts
+    from tempo.backends.jax.parts import Parts
 
 At = Mapping[Dim, int | BlockSteps]
 

@@ -21,10 +21,11 @@ from tempo.backends.jax.compiling import compile_lowered, has_matrix_units
 from tempo.backends.jax.footprint import Footprint
 from tempo.backends.jax.library import Library, traceable
 from tempo.backends.jax.lowering import Lowering
+from tempo.backends.jax.parts import Parts
 from tempo.backends.jax.place import Place
 from tempo.backends.jax.stages import stages
 from tempo.backends.jax.whole import Whole, cut_all
-from tempo.backends.jax.worker import JaxWorker, Parts
+from tempo.backends.jax.worker import JaxWorker
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.parts import given
 from tempo.backends.jax.prepared import grown, zeros
-from tempo.backends.jax.worker import given
 from tempo.schedule.looptree import Loop, Tree, computes
 from tempo.schedule.script import Part
 
