@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -304,10 +305,23 @@ def test_calls_that_look_like_others_and_calls_that_do_not() -> None:
     for _ in range(2):
         assert batched([1.0, 10.0]) == [expected, [10 * one for one in expected]]
         assert type(scale).__call__ is generic
-    with pytest.raises(TypeError):
-        tp.batch(lambda x: [scale(x, 1.0), scale(x, 1.0, 2.0)])([1.0])
     with pytest.raises(tp.errors.ProgramError, match="cell scale is called outside of a batched model"):
         scale(1.0)
+
+
+def test_a_call_with_other_arguments_than_a_cell_has() -> None:
+    scale = tp.cell(lambda x, by=2.0: x * by, name="scale")
+    for call, problem in (
+        (lambda x: [scale(x, 1.0), scale(x, 1.0, 2.0)], "too many positional arguments"),
+        (lambda x: scale(), "missing a required argument: 'x'"),
+        (lambda x: scale(x, factor=2.0), "got an unexpected keyword argument 'factor'"),
+    ):
+        with pytest.raises(tp.errors.ProgramError) as error:
+            tp.batch(call)([1.0])
+        assert error.value.message == f"cell scale cannot be called like this: {problem}"
+        assert "here: test_features.py" in str(error.value)
+        assert error.value.hint == "it is scale(x, by)"
+    assert tp.batch(tp.cell(operator.neg))([1.0]) == [-1.0]
 
 
 def test_an_error_in_a_call_that_does_not_look_like_others_has_the_users_line() -> None:

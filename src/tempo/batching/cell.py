@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -466,6 +467,7 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
             body = cell.module.declare(prog, init=False)  # type: ignore[assignment]
             names = tuple(cell.module.parameters())
         args, kwargs = tree_util.tree_unflatten(structure, arguments)
+        _check_arguments(cell, body, args, kwargs)
         leaves, results = tree_util.tree_flatten(body(*args, **kwargs))
         tensors = [leaf if isinstance(leaf, tp.RecurrentTensor) else tp.constant(leaf) for leaf in leaves]
         for n, tensor in enumerate(tensors):
@@ -487,6 +489,22 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         tuple(nodes),
         tuple(edge.node for edge in graph.outputs.values()),
     )
+
+
+def _check_arguments(cell: Cell, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Whether a cell can be called with so many arguments, and with these names."""
+    try:
+        signature = inspect.signature(body)
+    except ValueError:  # there are functions that do not say what they take
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ProgramError(
+            f"cell {cell.name} cannot be called like this: {error}",
+            places=[("here", user_line())],
+            hint=f"it is {cell.name}({', '.join(signature.parameters)})",
+        ) from None
 
 
 def _check(cell: Cell, node: Node) -> None:
