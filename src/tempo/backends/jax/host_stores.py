@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from tempo.backends.jax.host_arrays import Box, HostArray, OneArray, Pieces, cut
+from tempo.backends.jax.near import PINNED, has_pinned
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.schedule.looptree import BlockSteps, block_of
@@ -179,9 +180,7 @@ def _axes(store: Store) -> dict[Dim, Steps | Window | Present | Apart]:
 
 def pinned(device: Any) -> SingleDeviceSharding | None:
     """Host memory that a device reads and writes by itself. A CPU's own memory is host memory."""
-    if device.platform == "cpu" or all(memory.kind != "pinned_host" for memory in device.addressable_memories()):
-        return None
-    return SingleDeviceSharding(device, memory_kind="pinned_host")
+    return SingleDeviceSharding(device, memory_kind=PINNED) if has_pinned(device) else None
 
 
 def pinned_bytes() -> int:

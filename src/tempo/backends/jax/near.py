@@ -9,27 +9,40 @@ the same shape and type for an array's successor, wherever that result is.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
 
 Array = Any
 
-MEMORY = "pinned_host"
+PINNED = "pinned_host"
+
+
+def has_pinned(device: Any) -> bool:
+    """Whether a device has memory in common with its host, which is apart from its own."""
+    return device.platform != "cpu" and _has_pinned(device)
+
+
+@cache
+def _has_pinned(device: Any) -> bool:
+    return any(memory.kind == PINNED for memory in device.addressable_memories())
 
 
 def handed_over(array: Array) -> Array:
     """Inside of a compiled function: one of its results, in memory that the host has, too."""
-    return array if _platform() == "cpu" else jax.device_put(array, jax.memory.Space.Host)
+    return jax.device_put(array, jax.memory.Space.Host) if _is_away() else array
 
 
 def is_handed_over(array: Array) -> bool:
     """Whether an array is where the host has it."""
-    return _platform() == "cpu" or array.sharding.memory_kind == MEMORY
+    return array.sharding.memory_kind == PINNED or not _is_away()
 
 
-def _platform() -> str:
-    """Of the device that functions are compiled for."""
+def _is_away() -> bool:
+    """Whether the results of compiled functions are in memory that the host has to fetch them from."""
     settings: Any = jax.config
     device = settings.jax_default_device
-    return str(getattr(device, "platform", device)) if device is not None else jax.default_backend()
+    if device is None:
+        return jax.default_backend() != "cpu" and _has_pinned(jax.devices()[0])
+    return has_pinned(jax.devices(device)[0] if isinstance(device, str) else device)
