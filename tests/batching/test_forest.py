@@ -275,6 +275,7 @@ def test_a_forest_that_is_folded_again_is_not_planned_again(monkeypatch: pytest.
     assert planned == [forest] * 4
     # What a forest is made of may change, the forest does not.
     value[3] = 100
+    assert forest.data["value"].tolist() == [0, 1, 2, 3, 4]
     assert total(forest).tolist() == [8, 1, 7, 3, 4]
     with pytest.raises(ValueError, match="read-only"):
         forest.data["value"][3] = 100

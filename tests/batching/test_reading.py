@@ -292,6 +292,44 @@ def test_an_error_names_the_instance_and_leaves_no_thread_behind() -> None:
     assert threading.active_count() == before
 
 
+def test_what_waits_is_ended_after_an_error_whatever_it_catches() -> None:
+    half = halve()
+    ended = []
+
+    def model(x: float) -> Any:
+        if x == 8:
+            half(x).read()
+            raise KeyError("too large")
+        for _ in range(3):
+            try:
+                half(half(x)).read()
+                half(half(x)).read()
+            except BaseException as error:
+                ended.append(type(error).__name__)
+        return x
+
+    batched = tp.batch(model)
+    assert batched([1.0, 2.0]) == [1.0, 2.0]
+    ended.clear()
+    with pytest.raises(KeyError):
+        batched([1.0, 8.0, 2.0])
+    assert ended == ["_Cancelled"] * 6
+
+
+def test_a_model_that_catches_everything_waits_all_the_same() -> None:
+    half = halve()
+
+    def model(x: float) -> Any:
+        try:
+            found = float(half(x))
+        except:  # noqa: E722
+            found = "caught"  # type: ignore[assignment]
+        return found + 1 if add else found
+
+    for add in (False, True):
+        assert tp.batch(model)([1.0, 2.0]) == [0.5 + add, 1.0 + add]
+
+
 def test_recursion_that_is_too_deep() -> None:
     half = halve()
 

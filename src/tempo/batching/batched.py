@@ -209,7 +209,11 @@ class Batched(Parametrised):
         if not self._reads:
             try:
                 run.record(instances, errors)
-            except Reading:
+            except (Exception, Reading):
+                # A model may have caught that a value could not be read, and failed without it.
+                if not run.recorder.reads:
+                    raise
+            if run.recorder.reads:
                 # From now on every instance is one that can wait. What was recorded so far is of no use.
                 self._reads = True
                 run = _Run(self, given, len(instances), programs, wanted)

@@ -150,7 +150,8 @@ class Fibers:
         self.values.append(value)
         if fiber.joins:
             self._start_others(fiber)
-        return self._wait()  # type: ignore[no-any-return]
+        found: np.ndarray[Any, Any] = self.hub.switch()
+        return found
 
     def _start_others(self, fiber: _Fiber) -> None:
         """What could have run behind a fiber has to wait no longer than it."""
@@ -186,7 +187,7 @@ class Fibers:
             joins.pop()
         if join.left:
             join.waiting = True
-            self._wait()
+            self.hub.switch()
         found = join.found
         for n, one in enumerate(found):
             if type(one) is _Fiber:
@@ -196,12 +197,6 @@ class Fibers:
         if errors:
             raise min(errors, key=lambda pair: pair[0])[1]
         return found
-
-    def _wait(self) -> Any:
-        """Let others run, until it is this one's turn again: what it has waited for."""
-        if self.cancelled:
-            raise _Cancelled
-        return self.hub.switch()
 
     def _go_on(self) -> None:
         """Let all fibers that can run do so, until they wait or are done."""
@@ -243,6 +238,7 @@ class Fibers:
         for fiber in list(self.begun):
             assert fiber.stack is not None
             self.running = fiber
+            # A model may catch that, too, and wait for something else.
             while not fiber.stack.throw(_Cancelled):
                 pass
             self._done(fiber)

@@ -128,6 +128,8 @@ class Recorder:
         self.starts: list[tuple[int, int]] = []
         """From which number on results are an instance's."""
         self.fibers: Fibers | None = None
+        self.reads = False
+        """Whether a model has read a value, and could not wait for it."""
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.

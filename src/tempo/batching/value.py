@@ -49,10 +49,11 @@ class Value:
 
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        fibers = self.source.stream.recorder.fibers
-        if fibers is None:
+        recorder = self.source.stream.recorder
+        if recorder.fibers is None:
+            recorder.reads = True
             raise Reading
-        return fibers.read(self)
+        return recorder.fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         found = self.read()
