@@ -130,6 +130,10 @@ class Model(nn.Module):
             decisions.append(score - rest[1])
             if score > rest[1]:
                 found = self.step(found)
+        elif what == "fail if":
+            score = float(self.score(found))
+            if abs(score - rest[1]) < CLOSE or score > rest[1]:
+                raise ValueError("too large" if score > rest[1] + CLOSE else "not sure")
         elif what == "while":
             for _ in range(4):
                 score = self.score(found)
@@ -167,6 +171,11 @@ def larger(nodes: Any) -> Any:
 
 
 instances = st.lists(st.recursive(leaves, larger, max_leaves=8), min_size=1, max_size=6)
+failing = st.lists(
+    st.recursive(leaves, lambda nodes: larger(nodes) | st.tuples(st.just("fail if"), nodes, limits), max_leaves=8),
+    min_size=1,
+    max_size=6,
+)
 
 
 @contextmanager
@@ -203,6 +212,31 @@ def test_results(platform: str, nodes: list[Any]) -> None:
     with as_on(platform):
         together = batched(platform, Model)([nodes[n] for n in sure])
     same(together, [alone[n] for n in sure])
+
+
+@RANDOM
+@given(failing)
+def test_instances_that_fail(nodes: list[Any]) -> None:
+    """Wherever they do, while others wait or are waited for: the others' results are there."""
+
+    def alone(node: Any) -> Any:
+        try:
+            return batched("cpu", Model).one_by_one([node])[0]
+        except ValueError as error:
+            return error
+
+    expected = [alone(node) for node in nodes]
+    sure = [
+        n
+        for n, one in enumerate(expected)
+        if (str(one) != "not sure" if isinstance(one, ValueError) else all(abs(m) > CLOSE for m in one["decisions"]))
+    ]
+    found = batched("cpu", Model)([nodes[n] for n in sure], errors="return")
+    for n, one in zip(sure, found, strict=True):
+        if isinstance(expected[n], ValueError):
+            assert str(one) == str(expected[n])
+        else:
+            same(one, expected[n])
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
