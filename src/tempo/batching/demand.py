@@ -106,8 +106,9 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
             if not circular or (counts := [np.count_nonzero(made[n]) for n in own]) == before:
                 break
     # Levels were counted as if what was put off before were computed.
-    again = any(bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
-    if all(some.all() for some in made):
+    again = any(block.old and bool(some[: block.old].any()) for block, some in zip(blocks, made, strict=True))
+    is_whole = [bool(some.all()) for some in made]
+    if all(is_whole):
         return blocks, [], again
     launched = {
         block.stream.trace
@@ -117,11 +118,12 @@ def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> t
     for numbers in results:
         pending[numbers] = True
     for n, block in enumerate(blocks):
-        if block.stream.trace in launched and not made[n].all():
+        if not is_whole[n] and block.stream.trace in launched:
             made[n] |= ~pending[block.numbers[:-2]].any(0)
+            is_whole[n] = bool(made[n].all())
             block.numbers[-1, : block.old] = recorder.ground
-    now = [b if some.all() else b.chosen(some) for b, some in zip(blocks, made, strict=True) if some.any()]
-    rest = [block.chosen(~some) for block, some in zip(blocks, made, strict=True) if not some.all()]
+    now = [b if whole else b.chosen(some) for b, some, whole in zip(blocks, made, is_whole, strict=True) if some.any()]
+    rest = [block.chosen(~some) for block, some, whole in zip(blocks, made, is_whole, strict=True) if not whole]
     return now, rest, again
 
 

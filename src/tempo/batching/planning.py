@@ -59,6 +59,8 @@ class Groups(dict[Trace, Group]):
 
     def see(self, trace: Trace, gathered: Sequence[bool]) -> None:
         group = self.get(trace)
+        if group is not None and group.gathered == gathered:
+            return
         before = (False,) * len(gathered) if group is None else group.gathered
         after = tuple([a or b for a, b in zip(before, gathered, strict=True)])
         if group is None or after != before:
@@ -224,10 +226,10 @@ class Put:
     found: dict[tuple[int, Kind], tuple[int, Any]] = field(default_factory=dict)
     """The objects are kept, since another could get the identity of one that is gone."""
 
-    def wanted_columns(self, calls: Calls) -> list[bool]:
+    def wanted_columns(self, calls: Calls) -> Sequence[bool]:
         """Which arguments have to be rows of arenas for what these calls were given."""
         if not self.wanted:
-            return list(calls.is_value)
+            return calls.is_value
         return [
             is_value or (kind.is_float and not self.wanted.isdisjoint(map(id, column)))
             for column, is_value, kind in zip(calls.columns, calls.is_value, calls.trace.arguments, strict=True)
@@ -238,6 +240,8 @@ class Put:
         new: dict[Kind, tuple[list[Any], list[int]]] = {}
         for one in calls:
             gathered = groups[one.trace].gathered
+            if one.is_value == gathered:
+                continue
             for n, (column, kind) in enumerate(zip(one.columns, one.trace.arguments, strict=True)):
                 if not gathered[n] or one.is_value[n]:
                     continue
