@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -288,9 +291,34 @@ def test_a_forest_that_is_folded_again_is_not_planned_again(monkeypatch: pytest.
     assert not total._planned
 
 
+def test_arenas_become_arenas_and_not_what_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX takes the first result of the same shape for a donated array's successor, and a GPU refuses one that is in
+    other memory. Here as many states are wanted as an arena has rows."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    total = tp.fold(lambda value: value, lambda children: tp.sum(children, 0), loss=lambda state: tp.sum(state))
+    forest = tp.forest(children=[[n + 1] for n in range(19)] + [[]], value=np.ones((20, 2), np.float32))
+    parts, shape, values, inputs = total._prepared(forest, None, "some", np.zeros(total_rows(total, forest), int))
+    assert shape.wanted == shape.rows
+    arenas = [jnp.zeros((shape.rows, 2), np.float32)]
+    for function, donated in ((total._forward, arenas), (total._backward, arenas * 2)):
+        text = function.lower(parts, shape, values, inputs, donated).as_text()
+        arguments, _, results = next(line for line in text.splitlines() if "@main" in line).partition("->")
+        successors = [int(number) for number in re.findall(r"tf.aliasing_output = (\d+)", arguments)]
+        kinds = re.findall(r'mhlo.memory_kind = "(\w+)"', results)
+        assert len(successors) == len(donated)
+        assert "pinned_host" in kinds
+        assert {kinds[number] for number in successors} == {"device"}
+
+
+def total_rows(folded: Any, forest: Any) -> int:
+    """How many rows the arenas for a forest have."""
+    rows: int = folded._prepared(forest, None, "some", forest.roots)[1].rows
+    return rows
+
+
 @pytest.mark.gpu
 def test_forests_on_a_gpu() -> None:
-    """The same states and gradients as one call at a time, for forests that are new and for those that are not."""
+    """States of the roots are those of all nodes, where these are; and the same for forests that are not new."""
     folded = new_tree_lstm()
     forests = [forest_of(labelled(30, most=19, seed=seed)) for seed in range(3)]
     first = [(folded(one, nodes=one.roots), folded(one), folded.value_and_grad(one)) for one in forests]

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.backends.jax import host_calls, near, worker
 from tempo.backends.jax.worker import JaxWorker
+from tempo.given import call_host
 
 
 def acting(count: int = 3) -> tuple[tp.Program, dict[Any, int]]:
@@ -228,3 +230,34 @@ def test_a_call_whose_results_nobody_needs() -> None:
         prog.output("y", y)
     assert prog.compile({T: 1, S: 2})().y.tolist() == [0.5]
     assert calls == [2]
+
+
+def test_what_a_function_is_given_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the host would have to fetch it: every argument of a call, whether a part or a program of its
+    own computes it."""
+    monkeypatch.setattr(near, "_is_away", lambda: True)
+    handed: list[Any] = []
+    fetched: list[Any] = []
+
+    def counted(array: Any) -> Any:
+        handed.append(array.shape)
+        return near.handed_over(array)
+
+    def noticed(node: Any, arrays: Any, *rest: Any) -> Any:
+        fetched.extend(arrays)
+        return call_host(node, arrays, *rest)
+
+    monkeypatch.setattr(host_calls, "handed_over", counted)
+    monkeypatch.setattr(worker, "call_host", noticed)
+    with tp.Program("calls") as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", shape=(2,), domain=t)
+        y[-1] = 1.0
+        y[t] = tp.host(
+            lambda a, b: a + b.sum(), 2 * y[t - 1], y[t - 1] + np.ones(3)[:, None], out=tp.spec(2), sequence=t
+        )
+        prog.output("y", y)
+    expected = prog.evaluate({T: 4}).y
+    np.testing.assert_allclose(prog.compile({T: 4})().y, expected)
+    assert {(2,), (3, 2)} <= set(handed)
+    assert len(fetched) == 8

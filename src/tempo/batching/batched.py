@@ -50,7 +50,8 @@ class Statistics:
     compiled: int
     """How many kernels had to be compiled for it."""
     dispatches: int
-    """How many compiled functions Python called for it: launches of one cell and width in a row are one loop."""
+    """How many compiled functions Python called for it: launches of one cell and width in a row are one loop, and on a
+    GPU a few that instances wait for are one function."""
     seconds: Mapping[str, float]
     """What the host did: ``model`` (running it, which records calls), ``plan``, ``launch`` (calling compiled functions,
     forwards) and ``fetch`` (waiting for results, and copying them)."""

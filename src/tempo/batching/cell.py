@@ -374,7 +374,7 @@ class Cell:
 
     def __new__(cls, *_: Any, **__: Any) -> Cell:
         # Each has a class of its own, where a recorder puts a function for its calls: one function in place of two,
-        # with arguments that nobody packs and unpacks, takes 0.34 us for a call in place of 0.53.
+        # with arguments that nobody packs and unpacks, takes 0.50 us for a call of NestedRNN in place of 0.64.
         return super().__new__(type("Cell", (Cell,), {"__module__": __name__, "__doc__": Cell.__doc__}))
 
     def __reduce__(self) -> Any:

@@ -1,7 +1,7 @@
 """Results that a host waits for.
 
-To fetch an array from a GPU's memory takes 190 us after it is computed, most of it waiting for threads of the runtime
-(JAX 0.11, H200). If a program itself writes the array to memory that host and device have in common, that takes 30.
+To call a small function, wait for it and fetch its result takes 227 us (JAX 0.11, H200), and only to wait for it 61. If
+the function itself writes the result to memory that host and device have in common, it is 90 in all.
 
 A function that is donated arrays must give what they become before what it hands over: JAX takes the first result of
 the same shape and type for an array's successor, wherever that result is.
