@@ -36,8 +36,8 @@ from tempo.tensor import (
     ShapeLike,
     TensorLike,
     as_tensor,
+    being_written,
     is_weak,
-    open_programs,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Program:
     # -- being written ----------------------------------------------------------------------------
 
     def __enter__(self) -> Program:
-        open_programs.append(self)
+        being_written.programs.append(self)
         return self
 
     def __exit__(
@@ -189,7 +189,7 @@ class Program:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        open_programs.remove(self)
+        being_written.programs.remove(self)
 
     def changed(self) -> None:
         """Forget the graph that was made of the program so far."""

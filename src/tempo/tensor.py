@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
@@ -37,18 +38,26 @@ if TYPE_CHECKING:
 TensorLike = Union["RecurrentTensor", np.ndarray, Expr, Condition, builtins.bool, int, float, Sequence[Any]]
 ShapeLike = int | Expr | Sequence[int | Expr]
 
-open_programs: list[Program] = []
+
+class _Open(threading.local):
+    """The programs that this thread is writing, the innermost last."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+
+
+being_written = _Open()
 
 
 def current_program() -> Program:
-    """The program of the innermost ``with tp.Program(...)``."""
-    if not open_programs:
+    """The program of the innermost ``with tp.Program(...)``, in this thread."""
+    if not being_written.programs:
         raise ProgramError(
             "no program is being written here",
             places=[("here", user_line())],
             hint="write this inside 'with tp.Program(\"name\") as prog:'",
         )
-    return open_programs[-1]
+    return being_written.programs[-1]
 
 
 class RecurrentTensor:
