@@ -7,10 +7,12 @@ parts. The models are those of examples/batching. ``training`` is the gradient o
 
 Systems: ``tempo`` is the recursive Python function, recording and planning included; ``tempo forest`` gets trees as
 arrays, and gives their roots' states, planning included, and ``tempo forest again`` is the same for trees that were
-planned before, as in all epochs but the first; ``tempo unbatched`` computes every call of a cell by itself; ``torch
-eager`` runs one instance after another; ``torch by hand`` is batched level by level. What runs for one instance at a
-time is timed for as many instances as take about a second, and its time is multiplied where there are more. The others
-run in turn for ``--seconds`` (6), three times at least. Data are on the host at first, for all of them.
+planned before, as in all epochs but the first; ``tempo program`` is the model as a program over time, with a dim for
+the instances (examples/batching/programs.py), from lists to lists of results as the recursion; ``tempo unbatched``
+computes every call of a cell by itself; ``torch eager`` runs one instance after another; ``torch by hand`` is batched
+level by level. What runs for one instance at a time is timed for as many instances as take about a second, and its
+time is multiplied where there are more. The others run in turn for ``--seconds`` (6), three times at least. Data are
+on the host at first, for all of them.
 
 On a CPU everything runs on one thread: the process is bound to one core before any library starts (sched_setaffinity),
 and PyTorch is told, too. ``floor_ms`` is how long the model's multiply-adds would take at the rate of the best of two
@@ -55,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "batching"))
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import programs  # noqa: E402
 import torch  # noqa: E402
 import workload  # noqa: E402
 from _batching_torch import MODELS as TORCH  # noqa: E402
@@ -231,12 +234,21 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
             return again()
 
         runs |= {"tempo forest": for_the_first_time, "tempo forest again": again}
+    if name in programs.MODELS and not training:
+        as_program = programs.MODELS[name][1](h, **({"length": len(data[0])} if name == "berxit" else {}))
+        runs["tempo program"] = lambda: as_program(data, batched.parameters)
     start = time.perf_counter()
     found = runs["tempo"]()
     first_s = time.perf_counter() - start
     compiled = batched.programs
     expected_results = runs["torch by hand"]()
     check(name, training, found, expected_results)
+    first_program_s = 0.0
+    if "tempo program" in runs:
+        start = time.perf_counter()
+        of_program = runs["tempo program"]()
+        first_program_s = time.perf_counter() - start
+        check(name, training, of_program, expected_results)
     first_forest_s = 0.0
     if name in FORESTS:
         folded.parameters = folded.parameters | as_folded(batched)
@@ -297,7 +309,9 @@ def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bo
             figures |= {"compiled": compiled, "first_s": first_s}
         elif system == "tempo forest":
             figures |= of_a_forest(folded, forest, training) | {"forest_ms": forest_ms, "first_s": first_forest_s}
-        if system in ("tempo", "tempo forest", "tempo forest again"):
+        elif system == "tempo program":
+            figures["first_s"] = first_program_s
+        if system in ("tempo", "tempo forest", "tempo forest again", "tempo program"):
             figures["ratio"] = ms[system] / other
             figures["eager_over_ours"] = ms["torch eager"] / ms[system]
             figures["by_hand_over_ours"] = ms["torch by hand"] / ms[system]

@@ -36,5 +36,6 @@ def test_threads_write_programs_of_their_own() -> None:
 
 def test_a_thread_does_not_write_into_another_ones_program() -> None:
     with tp.Program("here"), ThreadPoolExecutor(1) as pool:
-        with pytest.raises(tp.errors.ProgramError, match="no program is being written here"):
-            pool.submit(tp.constant, 1.0).result()
+        found = pool.submit(tp.constant, 1.0)
+    with pytest.raises(tp.errors.ProgramError, match="no program is being written here"):
+        found.result()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
+"""Files that are not the user's: Tempo's, and what calls its functions that are decorated with context managers."""
 
 IMPORTED_AT = time.time()
 """Sources of Tempo that are newer are not those that run."""
@@ -36,7 +37,7 @@ class SourceLine:
 _attributed: ContextVar[SourceLine | None] = ContextVar("attributed", default=None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def attributed_to(line: SourceLine) -> Iterator[None]:
     """What is made inside was asked for at this line, whoever is on the call stack."""
     token = _attributed.set(line)
@@ -52,6 +53,6 @@ def user_line() -> SourceLine:
     if attributed is not None:
         return attributed
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return SourceLine(frame.f_code.co_filename, frame.f_lineno)

@@ -94,6 +94,100 @@ def test_several_outputs_are_a_dict() -> None:
     assert found["all"].tolist() == [0, 1, 3, 7]  # from step -1 on
 
 
+def walk() -> tuple[tp.Program, Any]:
+    """Steps away from a start, each of which looks at all before it, until they are far enough away."""
+    with tp.Program("walk") as prog:
+        t, T = prog.dim("t")
+        start = prog.input("start")
+        far = prog.input("far")
+        x = prog.recurrent("x", domain=(t,))
+        x[0] = start
+        x[t] = x[t - 1] + tp.tanh(tp.mean(x[0:t])) + 0.5
+        prog.stop(t, when=tp.abs(x - start) > far)
+        prog.output("last", x[T - 1])
+        prog.output("mean", tp.mean(x[0:T]))
+        prog.output("steps", T)
+    return prog, T
+
+
+@pytest.mark.parametrize("limit", (1, 4, 30))
+def test_a_program_that_stops_on_data(limit: int) -> None:
+    """Calls that are one launch stop at different steps, and some not before the last one there is."""
+    prog, T = walk()
+    cell = tp.cell(prog, bounds={T: limit})
+    data = [(0.0, 3.0), (-2.0, 1.0), (1.0, 0.1), (0.3, 100.0)]
+    batched = tp.batch(lambda pair: cell(*pair))
+    together, alone = batched(data), batched.one_by_one(data)
+    assert batched.statistics.launches == 1
+    steps = set()
+    for (start, far), found, other in zip(data, together, alone, strict=True):
+        expected = prog.evaluate({T: limit}, start=start, far=far)
+        for name in ("last", "mean", "steps"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+            np.testing.assert_allclose(other[name], expected[name], rtol=1e-5)
+        steps.add(int(found["steps"]))
+    assert limit < 30 or len(steps) > 2
+
+
+def test_a_model_goes_on_with_what_has_stopped() -> None:
+    """Bounds follow from arguments, too; the number of steps is read as any other value is."""
+    with tp.Program("until") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=(t,))
+        prog.stop(t, when=x < 0)
+        prog.output("total", x[0:T].sum())
+        prog.output("steps", T)
+    until = tp.cell(prog)
+
+    def model(x: Any) -> Any:
+        totals = []
+        while len(x):
+            found = until(x)
+            totals.append(found["total"])
+            x = x[int(found["steps"]) :]
+        return totals
+
+    rows = [[1.0, 2, -1, 4, -2, 3], [-1.0, -1, -1], [5.0, 6]]
+    found = tp.batch(model)([np.array(row, np.float32) for row in rows])
+    assert [[float(total) for total in totals] for totals in found] == [[2, 2, 3], [-1, -1, -1], [11]]
+
+
+def test_mistakes_with_programs_that_stop() -> None:
+    prog, T = walk()
+    cell = tp.cell(prog, bounds={T: 5})
+    with pytest.raises(tp.errors.GradientError) as gradient:
+        tp.batch(lambda x: cell(x, 1.0)["last"]).value_and_grad([1.0])
+    assert str(gradient.value) == (
+        "cell walk is a program that stops on data: there is no gradient through it\n"
+        "  hint: let it make all of its steps, and choose the last one that counts with tp.where"
+    )
+    with pytest.raises(tp.errors.BoundError) as missing:
+        tp.batch(lambda x: tp.cell(prog)(x, 1.0))([0.0])
+    assert missing.value.message == "cell walk is a program, and no argument says how many steps of t there are"
+    assert missing.value.hint == "tp.cell(program, bounds={T: ...})"
+    with pytest.raises(tp.errors.ProgramError) as arguments:
+        tp.batch(tp.cell(prog))([(0.0, 1.0)])
+    assert "test_over_time.py" in str(arguments.value)  # where the model was called, if it is a cell itself
+    with tp.Program("steps") as other:
+        t, T = other.dim("t")
+        x = other.input("x", domain=(t,))
+        other.stop(t, when=x < 0)
+        other.output("all", 2 * x)
+    with pytest.raises(tp.errors.ProgramError) as output:
+        tp.batch(lambda x: tp.cell(other)(x))([np.ones(3)])
+    assert output.value.message == (
+        "cell steps is a program whose output all has a value for every step that is made of t"
+    )
+    gru = nn.GRUCell(SIZE, SIZE)
+    four = tp.cell(sentence(gru), parameters=gru, bounds={"T": 4})
+    with pytest.raises(tp.errors.ShapeError) as size:
+        tp.batch(lambda x: four(x, np.ones(SIZE)), cells={"four": four})([np.ones((3, SIZE))])
+    assert size.value.message == "cell sentence: argument words has 3 steps of t, the cell was made with T 4"
+    with pytest.raises(tp.errors.ProgramError) as bounds:
+        tp.cell(lambda x: x, bounds={"T": 3})
+    assert bounds.value.message == "bounds are given for a cell that is no program"
+
+
 def test_mistakes() -> None:
     gru = nn.GRUCell(SIZE, SIZE)
     read = tp.cell(sentence(gru), name="read", parameters=gru)

@@ -33,7 +33,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "batching"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield
-    for name in (*SIZES, "sentiment", "workload", "_batching_torch"):
+    for name in (*SIZES, "programs", "sentiment", "workload", "_batching_torch"):
         sys.modules.pop(name, None)
 
 
@@ -94,6 +94,43 @@ def test_equals_one_call_at_a_time_and_torch(name: str) -> None:
     if name in ("tree_lstm", "mv_rnn"):
         by_hand = list(zip(*by_hand, strict=True))
     same(together, list(by_hand))
+
+
+PROGRAMS: dict[str, dict[str, int]] = {
+    "bi_rnn": {},
+    "nested_rnn": {},
+    "stack_rnn": {"longest": 6},
+    "drnn": {"lanes": 64},
+    "berxit": {"length": 6},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_its_program(name: str) -> None:
+    """Twice, with the same program: the second time fewer instances go on for as long."""
+    _, build = load("programs").MODELS[name]
+    batched, as_program = tp.batch(load(name).MODEL(SIZES[name])), build(SIZES[name], **PROGRAMS[name])
+    data = small(name, 4)
+    for instances in (data, data[::-1]):
+        same(as_program(instances, batched.parameters), batched(instances))
+    assert len(as_program.runs) == 1
+
+
+def test_a_queue_that_is_too_long() -> None:
+    parameters = tp.batch(load("drnn").MODEL(SIZES["drnn"])).parameters
+    always = {**parameters, "node.decide.bias": np.full(2, 9, np.float32)}
+    as_program = load("programs").drnn_program(SIZES["drnn"], lanes=8)
+    with pytest.raises(ValueError, match="there were 10 nodes for 8 lanes: raise lanes"):
+        as_program(small("drnn", 5), always)
+
+
+@pytest.mark.slow
+def test_programs_run_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["programs", "--size", "8", "--count", "2"])
+    load("programs").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(PROGRAMS)
+    assert all(float(line.split()[-1]) < 1e-5 for line in lines)
 
 
 @pytest.mark.parametrize("name", TRAINED)

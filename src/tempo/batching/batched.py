@@ -175,6 +175,12 @@ class Batched(Parametrised):
                     hint="let the model return the instance's loss: floats of shape ()",
                 )
             losses += own
+        for trace in {one.lanes.group.trace for one in run.runs}:
+            if trace.stops and any(kind.is_float for kind in trace.results):
+                raise GradientError(
+                    f"cell {trace.cell.name} is a program that stops on data: there is no gradient through it",
+                    hint="let it make all of its steps, and choose the last one that counts with tp.where",
+                )
         flows = cleared(run.store.arenas, self._idle_flows)
         rows = run.store.rows
         for kind in {loss.kind for loss in losses}:

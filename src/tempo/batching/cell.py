@@ -73,6 +73,8 @@ class Trace:
     """Whether it is no cell of the user's, or only what was taken out of one."""
     function: Callable[[Sequence[Array], Sequence[Array]], tuple[Array, ...]] | None = None
     """What it is instead of nodes, if it is a program over time."""
+    stops: bool = False
+    """Whether that program stops on data, so that there is no gradient through it."""
     early: Trace | None = None
     """What was taken out of it: its results are the last arguments, lane by lane."""
 
@@ -417,23 +419,29 @@ class Cell:
 
 
 def cell(
-    body: Callable[..., Any] | tp.Program, name: str | None = None, parameters: tp.nn.Module | None = None
+    body: Callable[..., Any] | tp.Program,
+    name: str | None = None,
+    parameters: tp.nn.Module | None = None,
+    bounds: Mapping[Any, int] | None = None,
 ) -> Cell:
     """A cell from a function of tensors, or from an ``nn.Module``: also as a decorator.
 
     Its parameters are named ``name.weight`` and so on; ``name`` is by default that of the function or of the class.
 
     Or from a program over time: its inputs are the arguments, whose lengths are its bounds, and its output (a dict, if
-    there are several) is the result. Inputs with the names of a module's ``parameters`` are that module's.
+    there are several) is the result. Inputs with the names of a module's ``parameters`` are that module's. ``bounds``
+    are those that no argument says: how many steps there are at most of a dim that stops on data.
     """
     if isinstance(body, Cell):
         return body
     if isinstance(body, tp.Program):
-        return Cell(OverTime(body, parameters), name or body.name)
-    if parameters is not None:
-        raise ProgramError(
-            "parameters are given for a cell that is no program", hint="a module's own parameters are its cell's"
-        )
+        return Cell(OverTime(body, parameters, bounds or {}), name or body.name)
+    for what, there in (("parameters", parameters), ("bounds", bounds)):
+        if there is not None:
+            raise ProgramError(
+                f"{what} are given for a cell that is no program",
+                hint="a module's own parameters are its cell's; only programs have bounds",
+            )
     if name is None:
         given = getattr(body, "__name__", None) or type(body).__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", given).lower().strip("<>")

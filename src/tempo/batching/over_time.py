@@ -1,7 +1,8 @@
 """Cells that are programs over time: a recurrence over a sentence, inside of a tree of sentences.
 
 A program is compiled for the lengths of its arguments; calls with the same lengths are one kernel. Its function of
-arrays, loops over time included, is ``vmap``ped over the calls, as that of any other cell is.
+arrays, loops over time included, is ``vmap``ped over the calls, as that of any other cell is. A loop that stops on data
+then goes on until it has stopped for the last of them; of the others nothing changes any more.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
-from tempo.errors import DtypeError, ProgramError, ShapeError, user_line
-from tempo.graph.node import Node
+from tempo.errors import BoundError, DtypeError, ProgramError, ShapeError, user_line
+from tempo.graph.node import Graph, Node, shape_symbols
 from tempo.graph.structural import HOST, INPUT
 from tempo.runtime.executable import Executable
 
@@ -29,10 +30,11 @@ Array = Any
 @dataclass(frozen=True, eq=False)
 class OverTime:
     """A program as the body of a cell. Its inputs that are named as parameters of ``parameters`` are those; the others
-    are the cell's arguments, in their order or by name."""
+    are the cell's arguments, in their order or by name. ``bounds`` are those that do not follow from arguments."""
 
     program: tp.Program
     parameters: tp.nn.Module | None
+    bounds: Mapping[Any, int]
 
     def trace(self, cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         from tempo.batching.cell import Trace, kind
@@ -46,17 +48,15 @@ class OverTime:
                     places=[("here", node.source)],
                     hint="a cell is a function of its arguments",
                 )
-        if graph.emits or graph.stops:
-            raise ProgramError(
-                f"cell {cell.name} is a program that emits values, or stops on data", hint="let it only have outputs"
-            )
+        if graph.emits:
+            raise ProgramError(f"cell {cell.name} is a program that emits values", hint="let it only have outputs")
+        _check_outputs(cell, graph)
         inputs = {node.attributes["input"]: node for node in graph.nodes if node.op is INPUT}
         names = tuple(self.parameters.parameters()) if self.parameters is not None else ()
         read = tuple(name for name in names if name in inputs)
         free = [name for name in inputs if name not in names]
         order = self._order(cell, structure, free)
-        bounds = _bounds(cell, {name: inputs[name] for name in order}, kinds)
-        run = Executable(graph, bounds)
+        run = Executable(graph, self._bounds(cell, {name: inputs[name] for name in order}, kinds))
         lowering, wide = run._machine.lowering, run._machine.wide
         if wide:
             raise DtypeError(f"cell {cell.name} computes with 64 bits: 32 bits at most")
@@ -77,7 +77,35 @@ class OverTime:
         given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in kinds]  # type: ignore[no-untyped-call]
         results = tuple(kind(tuple(s.shape), np.dtype(s.dtype)) for s in jax.eval_shape(function, own, given))
         form = 0 if len(outputs) == 1 else dict.fromkeys(outputs, 0)
-        return Trace(cell, tree_util.tree_structure(form), read, kinds, results, (), (), function=function)
+        structure = tree_util.tree_structure(form)
+        return Trace(cell, structure, read, kinds, results, (), (), function=function, stops=bool(graph.stops))
+
+    def _bounds(self, cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind]) -> dict[str, int]:
+        """The numbers of steps: those that follow from the arguments, and those that were given with the program."""
+        bounds = {getattr(bound, "name", bound): size for bound, size in self.bounds.items()}
+        given = set(bounds)
+        for (name, node), one in zip(inputs.items(), kinds, strict=True):
+            axes = len(node.domain)
+            if len(one.shape) != axes + len(node.shape):
+                raise ShapeError(
+                    f"cell {cell.name}: argument {name} has shape {one.shape}: {axes} dims of time, then a value"
+                )
+            for dim, size in zip(node.domain, one.shape, strict=False):
+                bound = str(dim.bound)
+                if bounds.setdefault(bound, size) != size:
+                    other = f"the cell was made with {bound}" if bound in given else "another has"
+                    raise ShapeError(
+                        f"cell {cell.name}: argument {name} has {size} steps of {dim.name}, {other} {bounds[bound]}"
+                    )
+        needed = {bound.name: dim for dim in self.program.graph.dims for bound in dim.bound.symbols()}
+        for bound, dim in needed.items():
+            if bound not in bounds:
+                raise BoundError(
+                    f"cell {cell.name} is a program, and no argument says how many steps of {dim.name} there are",
+                    places=[("here", user_line())],
+                    hint=f"tp.cell(program, bounds={{{bound}: ...}})",
+                )
+        return bounds
 
     def _order(self, cell: Cell, structure: Any, free: Sequence[str]) -> list[str]:
         """The inputs that the arguments are, in their order."""
@@ -97,18 +125,15 @@ class OverTime:
         return sorted(named, key=named.__getitem__)
 
 
-def _bounds(cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind]) -> dict[Any, int]:
-    """The numbers of steps that follow from the arguments."""
-    bounds: dict[Any, int] = {}
-    for (name, node), one in zip(inputs.items(), kinds, strict=True):
-        axes = len(node.domain)
-        if len(one.shape) != axes + len(node.shape):
-            raise ShapeError(
-                f"cell {cell.name}: argument {name} has shape {one.shape}: {axes} dims of time, then a value"
+def _check_outputs(cell: Cell, graph: Graph) -> None:
+    """Raise if there are results that have as many steps as were made: a kernel's results are all of one size."""
+    stopped = {dim.origin: dim for dim in graph.stops}
+    bounds = {bound for dim in stopped for bound in dim.bound.symbols()}
+    for name, edge in graph.outputs.items():
+        if any(d.origin in stopped for d in edge.domain) or bounds & shape_symbols(edge.shape):
+            dims = ", ".join(dim.name for dim in stopped.values())
+            raise ProgramError(
+                f"cell {cell.name} is a program whose output {name} has a value for every step that is made of {dims}",
+                places=[("here", edge.node.source)],
+                hint="behind a stop, let outputs be of one step, or of all together: x[T - 1], x[0:T].sum()",
             )
-        for dim, size in zip(node.domain, one.shape, strict=False):
-            if bounds.setdefault(dim.bound, size) != size:
-                raise ShapeError(
-                    f"cell {cell.name}: argument {name} has {size} steps of {dim.name}, another has {bounds[dim.bound]}"
-                )
-    return bounds
