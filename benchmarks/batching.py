@@ -1,18 +1,19 @@
 """Recursive models: ours against PyTorch, one instance at a time and batched by hand, in one process, in turn.
 
-    python benchmarks/batching.py [--quick] [--device cpu|gpu] [--only PART[/PART...]] [--seconds N]
+    python benchmarks/batching.py [--quick] [--device cpu|gpu] [--only PART[/PART...][,...]] [--seconds N] [--jobs N]
 
 A case is MODEL/BATCH/SIZE/WHAT, such as ``tree_lstm/64/small/forward``; ``--only 64/small`` runs all that have both
-parts. The models are those of examples/batching. ``training`` is the gradient of the mean loss.
+parts. The models are those of examples/batching. ``training`` is the gradient of the mean loss. ``--jobs`` takes
+several cases at a time, each in a process of its own: they are compiled together, and each is timed alone.
 
 Systems: ``tempo`` is the recursive Python function, recording and planning included; ``tempo forest`` gets trees as
 arrays, and gives their roots' states, planning included, and ``tempo forest again`` is the same for trees that were
 planned before, as in all epochs but the first; ``tempo program`` is the model as a program over time, with a dim for
 the instances (examples/batching/programs.py), from lists to lists of results as the recursion; ``tempo unbatched``
 computes every call of a cell by itself; ``torch eager`` runs one instance after another; ``torch by hand`` is batched
-level by level. What runs for one instance at a time is timed for as many instances as take about a second, and its
-time is multiplied where there are more. The others run in turn for ``--seconds`` (6), three times at least. Data are
-on the host at first, for all of them.
+level by level. What runs for one instance at a time is timed for some of them, as many as take PyTorch a second, and
+its time is multiplied where there are more. The others run in turn for ``--seconds`` (6), three times at least. Data
+are on the host at first, for all of them.
 
 On a CPU everything runs on one thread: the process is bound to one core before any library starts (sched_setaffinity),
 and PyTorch is told, too. ``floor_ms`` is how long the model's multiply-adds would take at the rate of the best of two
@@ -29,11 +30,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +48,29 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recursive models against PyTorch.")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="where to run (default: JAX's own choice)")
-    parser.add_argument("--only", default="", metavar="PART[/PART...]", help="e.g. 64/small, or tree_lstm/8")
+    parser.add_argument("--only", default="", metavar="PART[/PART...][,...]", help="e.g. 64/small, or tree_lstm/8")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long the systems of a case run (default: 6)")
-    return parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases that are compiled at the same time")
+    parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)  # the file that such processes take turns by
+    found = parser.parse_args()
+    if found.jobs < 1:
+        parser.error(f"{found.jobs} jobs do nothing; there must be at least one")
+    return found
 
 
-DEFAULTS = argparse.Namespace(quick=True, device="cpu", only="", seconds=0.3)
+DEFAULTS = argparse.Namespace(quick=True, device="cpu", only="", seconds=0.3, jobs=1, turns=None)
 OPTIONS = options_of() if __name__ == "__main__" else DEFAULTS
 if OPTIONS.device == "cpu" and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "batching"))
+
+from _turns import Turns  # noqa: E402
+
+TURNS = Turns(OPTIONS.turns)
+BEGUN = ExitStack()
+"""What a process does before it is timed, its imports included: together with other processes."""
+BEGUN.enter_context(TURNS.together())
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -70,12 +88,18 @@ NAMES = ("tree_lstm", "mv_rnn", "bi_rnn", "nested_rnn", "drnn", "berxit", "stack
 FORESTS = ("tree_lstm", "mv_rnn")
 BATCHES = (8, 64, 256)
 MOST_ALONE, LEAST_ALONE = 64, 4
-"""How many instances run one at a time: as many as take a second, within these."""
+"""How many instances run one at a time: as many as take PyTorch a second, within these."""
 TOLERANCE = 1e-4
 
 
-def cases(only: str, quick: bool, device: str) -> list[tuple[str, int, str, str]]:
-    wanted = {part for part in only.split("/") if part}
+TURN = 0.03
+"""Seconds: mini-batches of less come several in a row, as they do in practice."""
+
+Case = tuple[str, int, str, str]
+
+
+def cases(only: str, quick: bool, device: str) -> list[Case]:
+    wanted = [{part for part in one.split("/") if part} for one in only.split(",")]
     found = []
     for name in NAMES:
         for batch in (8,) if quick else BATCHES:
@@ -86,7 +110,7 @@ def cases(only: str, quick: bool, device: str) -> list[tuple[str, int, str, str]
                     # 64 transformers of 12 layers take a CPU's core a quarter of a minute, for each system.
                     if name == "berxit" and device == "cpu" and batch > 8:
                         continue
-                    if wanted <= {name, str(batch), size, what}:
+                    if any(one <= {name, str(batch), size, what} for one in wanted):
                         found.append((name, batch, size, what))
     return found
 
@@ -165,157 +189,167 @@ class Operations(TorchDispatchMode):
 # -- one case ---------------------------------------------------------------------------------------------------
 
 
-def compare(case: tuple[str, int, str, str], device: Any, rate: float, quick: bool, results: Results) -> None:
-    name, batch, size, what = case
-    example = importlib.import_module(name)
-    h = 16 if quick else example.SMALL if size == "small" else example.LARGE
-    data = instances_of(name, example, batch, h, quick)
-    training = what == "training"
-    model = (example.Training if training else example.MODEL)(h)
-    batched = tp.batch(model)
-    if training:
-        data = example.labelled(data)
-    p = {
-        key: torch.tensor(np.asarray(value), device=torch_device(device), requires_grad=training)
-        for key, value in batched.parameters.items()
-    }
-    expected = TORCH[name]
+class Comparison:
+    """The systems of one case: made, compiled and checked, then timed."""
 
-    def on_device(some: Sequence[Any], by_hand: bool) -> Any:
-        """Data are on the host at first, for every system."""
-        if name not in ("drnn", "berxit"):
-            return some
-        if by_hand:
-            return torch.from_numpy(np.stack(some)).to(torch_device(device))
-        return (torch.from_numpy(one).to(torch_device(device)) for one in some)
+    def __init__(self, case: Case, device: Any, quick: bool) -> None:
+        self.case, self.device, self.quick = case, device, quick
+        self.name, batch, size, what = case
+        self.training = what == "training"
+        self.example = importlib.import_module(self.name)
+        self.h = 16 if quick else self.example.SMALL if size == "small" else self.example.LARGE
+        self.data = instances_of(self.name, self.example, batch, self.h, quick)
+        self.batched = tp.batch((self.example.Training if self.training else self.example.MODEL)(self.h))
+        if self.training:
+            self.data = self.example.labelled(self.data)
+        self.alone = self.data
+        self.runs: dict[str, Callable[[], Any]] = {}
+        self.first: dict[str, float] = {}
+        """Per system of ours the seconds of its first mini-batch."""
+        self._in_tempo()
+        self._in_torch()
+        self.found = self._checked("tempo", lambda found: found)
+        self.compiled = self.batched.programs
+        if self.name in FORESTS:
+            self._as_forest()
+        if self.name in programs.MODELS and not self.training:
+            length = {"length": len(self.data[0])} if self.name == "berxit" else {}
+            as_program = programs.MODELS[self.name][1](self.h, **length)
+            self.runs["tempo program"] = lambda: as_program(self.data, self.batched.parameters)
+            self._checked("tempo program", lambda found: found)
+        self.operations = {}
+        for system in ("torch eager", "torch by hand"):
+            with Operations() as counted:
+                self.runs[system]()
+            self.operations[system] = counted.count
 
-    def in_torch(by_hand: bool, count: int = MOST_ALONE) -> Callable[[], Any]:
-        some = data if by_hand else data[:count]
+    def _in_torch(self) -> None:
+        p = {
+            key: torch.tensor(np.asarray(value), device=torch_device(self.device), requires_grad=self.training)
+            for key, value in self.batched.parameters.items()
+        }
+        expected = TORCH[self.name]
 
-        def forward() -> Any:
+        def on_device(some: Sequence[Any], by_hand: bool) -> Any:
+            """Data are on the host at first, for every system."""
+            if self.name not in ("drnn", "berxit"):
+                return some
+            if by_hand:
+                return torch.from_numpy(np.stack(some)).to(torch_device(self.device))
+            return (torch.from_numpy(one).to(torch_device(self.device)) for one in some)
+
+        def run(some: Sequence[Any], by_hand: bool) -> Any:
+            if self.training:
+                loss = expected.mean_loss(p, some, by_hand)
+                return loss, torch.autograd.grad(loss, list(p.values()), allow_unused=True)
             with torch.no_grad():
                 there = on_device(some, by_hand)
                 return expected.many(p, there) if by_hand else [expected.one(p, one) for one in there]
 
-        def step() -> Any:
-            loss = expected.mean_loss(p, some, by_hand)
-            return loss, torch.autograd.grad(loss, list(p.values()), allow_unused=True)
-
-        return step if training else forward
-
-    in_torch(False, 1)()
-    start = time.perf_counter()
-    in_torch(False, LEAST_ALONE)()
-    synchronise(device)
-    each = (time.perf_counter() - start) / LEAST_ALONE
-    alone = data[: min(MOST_ALONE, max(LEAST_ALONE, int(1.0 / each)))]
-    times_alone = len(data) / len(alone)
-    runs: dict[str, Callable[[], Any]] = {
-        # Results are NumPy's: there is nothing to wait for.
-        "tempo": lambda: jax.block_until_ready(batched.value_and_grad(data)) if training else batched(data),
-        "torch eager": in_torch(False, len(alone)),
-        "torch by hand": in_torch(True),
-    }
-    if not training:
-        runs["tempo unbatched"] = lambda: jax.block_until_ready(batched.one_by_one(alone))
-    if name in FORESTS:
-        folded = example.folded(h)
-        trees = data if training else [(tree, 0) for tree in data]
+        run(self.data[:1], False)
         start = time.perf_counter()
-        forest = workload.forest(trees)
-        forest_ms = 1e3 * (time.perf_counter() - start)
+        run(self.data[:LEAST_ALONE], False)
+        synchronise(self.device)
+        each = (time.perf_counter() - start) / LEAST_ALONE
+        self.alone = self.data[: min(MOST_ALONE, max(LEAST_ALONE, int(1.0 / each)))]
+        # Ours takes longer, and is of less interest.
+        self.unbatched = self.alone if len(self.alone) == MOST_ALONE else self.alone[:LEAST_ALONE]
+        self.runs["torch eager"] = lambda: run(self.alone, False)
+        self.runs["torch by hand"] = lambda: run(self.data, True)
+        self.expected = self.runs["torch by hand"]()
+
+    def _in_tempo(self) -> None:
+        batched = self.batched
+        if self.training:
+            self.runs["tempo"] = lambda: jax.block_until_ready(batched.value_and_grad(self.data))
+        else:
+            # Results are NumPy's: there is nothing to wait for.
+            self.runs["tempo"] = lambda: batched(self.data)
+            self.runs["tempo unbatched"] = lambda: jax.block_until_ready(batched.one_by_one(self.unbatched))
+
+    def _as_forest(self) -> None:
+        folded = self.folded = self.example.folded(self.h)
+        start = time.perf_counter()
+        forest = self.forest = workload.forest(self.data if self.training else [(tree, 0) for tree in self.data])
+        self.forest_ms = 1e3 * (time.perf_counter() - start)
+        names = as_folded(self.batched)
+        folded.parameters = folded.parameters | names
 
         def again() -> Any:
-            found = folded.value_and_grad(forest) if training else folded(forest, nodes=forest.roots)
+            found = folded.value_and_grad(forest) if self.training else folded(forest, nodes=forest.roots)
             return jax.block_until_ready(found)
 
         def for_the_first_time() -> Any:
             folded._planned.clear()
             return again()
 
-        runs |= {"tempo forest": for_the_first_time, "tempo forest again": again}
-    if name in programs.MODELS and not training:
-        as_program = programs.MODELS[name][1](h, **({"length": len(data[0])} if name == "berxit" else {}))
-        runs["tempo program"] = lambda: as_program(data, batched.parameters)
-    start = time.perf_counter()
-    found = runs["tempo"]()
-    first_s = time.perf_counter() - start
-    compiled = batched.programs
-    expected_results = runs["torch by hand"]()
-    check(name, training, found, expected_results)
-    first_program_s = 0.0
-    if "tempo program" in runs:
-        start = time.perf_counter()
-        of_program = runs["tempo program"]()
-        first_program_s = time.perf_counter() - start
-        check(name, training, of_program, expected_results)
-    first_forest_s = 0.0
-    if name in FORESTS:
-        folded.parameters = folded.parameters | as_folded(batched)
-        start = time.perf_counter()
-        of_forest = runs["tempo forest"]()
-        first_forest_s = time.perf_counter() - start
-        if training:
-            of_forest = of_forest[0], {key: of_forest[1][key] for key in as_folded(batched)}
+        self.runs |= {"tempo forest": for_the_first_time, "tempo forest again": again}
+        if self.training:
+            self._checked("tempo forest", lambda found: (found[0], {key: found[1][key] for key in names}))
         else:
-            of_forest = list(zip(*of_forest, strict=True))
-        check(name, training, of_forest, expected_results)
-    operations = {}
-    for system in ("torch eager", "torch by hand"):
-        with Operations() as counted:
-            runs[system]()
-        operations[system] = counted.count
+            self._checked("tempo forest", lambda found: list(zip(*found, strict=True)))
 
-    host: dict[str, list[float]] = {}
+    def _checked(self, system: str, as_results: Callable[[Any], Any]) -> Any:
+        """A system's first results, which are PyTorch's."""
+        start = time.perf_counter()
+        found = self.runs[system]()
+        self.first[system] = time.perf_counter() - start
+        check(self.name, self.training, as_results(found), self.expected)
+        return found
 
-    def finished(system: str) -> Callable[[], None]:
-        def run() -> None:
-            start = time.perf_counter()
-            runs[system]()
-            host.setdefault(system, []).append(1e3 * (time.perf_counter() - start))
-            synchronise(device)
+    def time(self, results: Results) -> None:
+        host: dict[str, list[float]] = {}
 
-        return run
+        def finished(system: str) -> Callable[[], None]:
+            def run() -> None:
+                start = time.perf_counter()
+                self.runs[system]()
+                host.setdefault(system, []).append(1e3 * (time.perf_counter() - start))
+                synchronise(self.device)
 
-    timed = {system: finished(system) for system in runs if system != "tempo unbatched"}
-    times = interleaved(timed, seconds=0.3 if quick else OPTIONS.seconds, least_rounds=3, most_rounds=51)
-    if "tempo unbatched" in runs:
-        times |= interleaved({"tempo unbatched": runs["tempo unbatched"]}, 0.1, 1, 3)
-    for system in ("torch eager", "tempo unbatched"):
-        if system in times:
-            times[system] = [one * times_alone for one in times[system]]
-    ms, shortest = medians(times), least(times)
+            return run
 
-    outcome = found if not training else []
-    plain = [one[0] for one in data] if training else data
-    work = flops(name, h, plain, outcome) * (3 if training else 1)
-    floor = 1e3 * work / rate
-    other = min(ms["torch eager"], ms["torch by hand"])
-    common = {"hidden": h, "floor_ms": floor, "gflop": work / 1e9}
-    text = "/".join(map(str, case))
-    for system in ms:
-        figures: dict[str, Any] = {"ms": ms[system], "over_floor": ms[system] / floor}
-        # On a machine that others use, too, the shortest time says most.
-        figures |= {"ms_min": shortest[system], "over_floor_min": shortest[system] / floor}
-        if system in operations:
-            figures |= {"host_ms": float(np.median(host[system])) * (times_alone if "eager" in system else 1)}
-            figures["kernels"] = int(operations[system] * (times_alone if "eager" in system else 1))
-        elif system == "tempo":
-            s = batched.statistics
-            host_ms = {key: 1e3 * seconds for key, seconds in s.seconds.items()}
-            figures |= {"host_ms": host_ms, "device_ms": device_time(batched, data, training)}
-            figures |= {"kernels": s.launches, "dispatches": s.dispatches, "calls": s.calls, "repeated": s.repeated}
-            figures |= {"width": s.width, "padding": s.padding}
-            figures |= {"compiled": compiled, "first_s": first_s}
-        elif system == "tempo forest":
-            figures |= of_a_forest(folded, forest, training) | {"forest_ms": forest_ms, "first_s": first_forest_s}
-        elif system == "tempo program":
-            figures["first_s"] = first_program_s
-        if system in ("tempo", "tempo forest", "tempo forest again", "tempo program"):
-            figures["ratio"] = ms[system] / other
-            figures["eager_over_ours"] = ms["torch eager"] / ms[system]
-            figures["by_hand_over_ours"] = ms["torch by hand"] / ms[system]
-        results.add(text, system, **figures, **common)
+        timed = {system: finished(system) for system in self.runs if system != "tempo unbatched"}
+        seconds = 0.3 if self.quick else OPTIONS.seconds
+        times = interleaved(timed, seconds, least_rounds=3, most_rounds=51, turn=0.0 if self.quick else TURN)
+        if "tempo unbatched" in self.runs:
+            times |= interleaved({"tempo unbatched": self.runs["tempo unbatched"]}, 0.1, 1, 3)
+        times_alone = {"torch eager": len(self.data) / len(self.alone)}
+        times_alone["tempo unbatched"] = len(self.data) / len(self.unbatched)
+        for system in times_alone.keys() & times:
+            times[system] = [one * times_alone[system] for one in times[system]]
+        ms, shortest = medians(times), least(times)
+
+        plain = [one[0] for one in self.data] if self.training else self.data
+        outcome = [] if self.training else self.found
+        work = flops(self.name, self.h, plain, outcome) * (3 if self.training else 1)
+        floor = 1e3 * work / (1e9 * results.common["gflops"])
+        other = min(ms["torch eager"], ms["torch by hand"])
+        for system in ms:
+            figures: dict[str, Any] = {"ms": ms[system], "over_floor": ms[system] / floor}
+            # On a machine that others use, too, the shortest time says most.
+            figures |= {"ms_min": shortest[system], "over_floor_min": shortest[system] / floor}
+            if system in self.operations:
+                times_here = times_alone.get(system, 1)
+                figures["host_ms"] = float(np.median(host[system])) * times_here
+                figures["kernels"] = int(self.operations[system] * times_here)
+            elif system == "tempo":
+                s = self.batched.statistics
+                host_ms = {key: 1e3 * seconds for key, seconds in s.seconds.items()}
+                figures |= {"host_ms": host_ms, "device_ms": device_time(self.batched, self.data, self.training)}
+                figures |= {"kernels": s.launches, "dispatches": s.dispatches, "calls": s.calls}
+                figures |= {"repeated": s.repeated, "width": s.width, "padding": s.padding, "compiled": self.compiled}
+            elif system == "tempo forest":
+                figures |= of_a_forest(self.folded, self.forest, self.training) | {"forest_ms": self.forest_ms}
+            if system in self.first:
+                figures["first_s"] = self.first[system]
+            if system.startswith("tempo") and system != "tempo unbatched":
+                figures["ratio"] = ms[system] / other
+                figures["eager_over_ours"] = ms["torch eager"] / ms[system]
+                figures["by_hand_over_ours"] = ms["torch by hand"] / ms[system]
+            results.add(
+                "/".join(map(str, self.case)), system, **figures, hidden=self.h, floor_ms=floor, gflop=work / 1e9
+            )
 
 
 def instances_of(name: str, example: Any, batch: int, h: int, quick: bool) -> list[Any]:
@@ -426,27 +460,59 @@ def summary(results: Results) -> str:
     return table(("case", "system", *COLUMNS), rows)
 
 
+def compare(case: Case, device: Any, results: Results) -> None:
+    comparison = Comparison(case, device, OPTIONS.quick)
+    BEGUN.close()
+    with TURNS.alone():
+        if "gflops" not in results.common:
+            results.common["gflops"] = round(product_rate(device, OPTIONS.quick) / 1e9, 1)
+        comparison.time(results)
+
+
+def in_processes(chosen: Sequence[Case], results: Results) -> list[str]:
+    """Each case in a process of its own, ``--jobs`` at a time: the cases that failed."""
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    def run(case: Case, file: Path) -> bool:
+        command = [sys.executable, __file__, "--only", "/".join(map(str, case)), "--seconds", str(OPTIONS.seconds)]
+        command += ["--turns", str(file), "--device", OPTIONS.device or "cpu", *(["--quick"] if OPTIONS.quick else [])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        for line in done.stdout.splitlines():
+            print(line, flush=True)
+            results.records.append(json.loads(line))
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+        return done.returncode == 0
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(OPTIONS.jobs) as pool:
+        fine = pool.map(lambda case: run(case, Path(folder) / "turns"), chosen)
+        return ["/".join(map(str, case)) for case, is_fine in zip(chosen, fine, strict=True) if not is_fine]
+
+
+def in_this_process(chosen: Sequence[Case], device: Any, results: Results) -> list[str]:
+    """One case after another: those that failed."""
+    failed = []
+    for case in chosen:
+        print(f"{'/'.join(map(str, case))} ...", file=sys.stderr, flush=True)
+        try:
+            compare(case, device, results)
+        except Exception:
+            traceback.print_exc()
+            failed.append("/".join(map(str, case)))
+    return failed
+
+
 def main() -> int:
     device = use_device(OPTIONS.device)
     if device.platform == "cpu":
         torch.set_num_threads(1)
-    rate = product_rate(device, OPTIONS.quick)
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    results = Results(
-        "batching", device=device.device_kind, quick=OPTIONS.quick, cores=threads, gflops=round(rate / 1e9, 1)
-    )
-    failed = []
     chosen = cases(OPTIONS.only, OPTIONS.quick, device.platform)
     if not chosen:
         print(f"there is no case with all of: {OPTIONS.only}", file=sys.stderr)
         return 1
-    for case in chosen:
-        print(f"{'/'.join(map(str, case))} ...", file=sys.stderr, flush=True)
-        try:
-            compare(case, device, rate, OPTIONS.quick, results)
-        except Exception:
-            traceback.print_exc()
-            failed.append("/".join(map(str, case)))
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    results = Results("batching", device=device.device_kind, quick=OPTIONS.quick, cores=threads)
+    failed = in_processes(chosen, results) if OPTIONS.jobs > 1 else in_this_process(chosen, device, results)
     print(summary(results), file=sys.stderr)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

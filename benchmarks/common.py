@@ -157,9 +157,11 @@ def relative_error(found: Mapping[str, Array], expected: Mapping[str, Array]) ->
 
 
 def interleaved(
-    runs: Mapping[str, Run], seconds: float, least_rounds: int = 7, most_rounds: int = 201
+    runs: Mapping[str, Run], seconds: float, least_rounds: int = 7, most_rounds: int = 201, turn: float = 0.0
 ) -> dict[str, list[float]]:
-    """The milliseconds of each run of several systems, A B A B ..., after one that is not counted."""
+    """The milliseconds of each run of several systems, A B A B ..., after one that is not counted. What takes less than
+    a ``turn``, in seconds, runs as often in a row as takes so long, A A A B B A A A ...: a call of a millisecond that
+    comes after another system's is one with none of its own things in any cache."""
     for run in runs.values():
         run()
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -168,9 +170,13 @@ def interleaved(
         if n >= least_rounds and time.perf_counter() - begin > seconds:
             break
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            found[name].append(1e3 * (time.perf_counter() - start))
+            end = time.perf_counter() + turn
+            while True:
+                start = time.perf_counter()
+                run()
+                found[name].append(1e3 * (time.perf_counter() - start))
+                if time.perf_counter() >= end:
+                    break
     return found
 
 

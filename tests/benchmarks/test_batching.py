@@ -18,5 +18,14 @@ def test_a_case() -> None:
 
 
 @pytest.mark.slow
+def test_cases_in_processes() -> None:
+    """A model as a program is one more system; both processes' records are there."""
+    records = quick("batching", "--only", "bi_rnn/forward,berxit", "--jobs", "2")
+    systems = {"tempo", "torch eager", "torch by hand", "tempo program", "tempo unbatched"}
+    for case in ("bi_rnn/8/small/forward", "berxit/8/small/forward"):
+        assert {r["system"] for r in records if r["case"] == case} == systems
+
+
+@pytest.mark.slow
 def test_all_cases() -> None:
     assert len({record["case"] for record in quick("batching")}) == 7 + 4
