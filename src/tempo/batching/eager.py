@@ -10,7 +10,7 @@ import jax
 from jax import tree_util
 
 from tempo.batching.cell import Cell, Trace, kind_of
-from tempo.batching.planning import stacked
+from tempo.batching.columns import stacked
 
 Array = Any
 

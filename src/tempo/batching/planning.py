@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from tempo.batching.cell import Kind, Trace
+from tempo.batching.columns import Column
 from tempo.batching.demand import Block, taken
 from tempo.batching.hoisting import Hoisting
 from tempo.batching.recording import Recorder, data_trace
@@ -356,9 +357,7 @@ class _Part:
         gathered = [n for n in range(len(group.gathered) - trace.aligned) if group.gathered[n]]
         given = [n for n, is_gathered in enumerate(group.gathered) if not is_gathered]
         numbers = [calls.columns[n] if self.order is None else calls.columns[n][self.order] for n in gathered]
-        data = [stacked(calls.columns[n], trace.arguments[n]) for n in given]
-        if self.order is not None:
-            data = [column[self.order] for column in data]
+        data = [Column(calls.columns[n], trace.arguments[n], self.order) for n in given]
         bases = calls.bases if self.order is None else calls.bases[self.order]
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
         if waiting and len(self.counts) <= FEW:
@@ -372,7 +371,7 @@ class _Part:
                 for line, column in zip(lanes, numbers, strict=True):
                     line[:count] = rows.of[column[own]]
                 lanes[:, count:] = lanes[:, count - 1 : count]
-                some = tuple([_padded(column[own], width) for column in data])
+                some = tuple([column.rows(first, count, width) for column in data])
                 found.append(Lanes(group, index, 0, some, 1, bases[own], 0 if k else repeated))
             return found
         size = len(calls.bases)
@@ -384,18 +383,8 @@ class _Part:
         lanes = index[depth * len(entries) :].reshape(len(gathered), capacity)
         for line, column in zip(lanes, numbers, strict=True):
             line[:size] = rows.of[column]
-        all_data = tuple([_padded(column, capacity) for column in data])
+        all_data = tuple([column.rows(0, size, capacity) for column in data])
         return [Lanes(group, index, depth, all_data, len(self.counts), bases, repeated)]
-
-
-def _padded(array: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
-    """An array with so many rows, its last one repeated."""
-    if len(array) == length:
-        return array
-    found = np.empty((length, *array.shape[1:]), array.dtype)
-    found[: len(array)] = array
-    found[len(array) :] = array[-1]
-    return found
 
 
 def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:
@@ -411,10 +400,3 @@ def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:
                 first = rows.take(kind, len(part.calls.bases) + part.widths[-1] - part.counts[-1])
                 starts.extend([first + own for own in part.firsts])
             rows.reach(kind, starts[k] + width)
-
-
-def stacked(column: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:
-    """Data of one kind as one array."""
-    if kind.shape:
-        return np.stack([np.asarray(leaf) for leaf in column], dtype=kind.dtype, casting="unsafe")
-    return np.asarray(column).astype(kind.dtype)
