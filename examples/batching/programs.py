@@ -31,15 +31,19 @@ class AsProgram:
     prog: tp.Program
     given: Callable[[list[Any]], tuple[dict[str, int], dict[str, np.ndarray]]]
     """The bounds, and the arrays."""
-    results: Callable[[Any, list[Any]], list[Any]]
+    results: Callable[[Any, list[Any]], list[Any] | None]
+    """None if there was too little room, of which there is more from now on."""
     runs: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, instances, parameters):
-        bounds, arrays = self.given(instances)
-        key = tuple(bounds.values())
-        if key not in self.runs:
-            self.runs[key] = self.prog.compile(bounds)
-        return self.results(self.runs[key](**arrays, **parameters), instances)
+        found = None
+        while found is None:
+            bounds, arrays = self.given(instances)
+            key = tuple(bounds.values())
+            if key not in self.runs:
+                self.runs[key] = self.prog.compile(bounds)
+            found = self.results(self.runs[key](**arrays, **parameters), instances)
+        return found
 
 
 def room(count):
@@ -169,7 +173,8 @@ def stack_rnn_program(size, longest=50):
 def drnn_program(size, lanes=1024):
     """In every round all nodes are made whose parents and siblings are known, each in a lane; of any instance.
 
-    Those with children come first in the next round, as the first of these, then those with another sibling."""
+    Those with children come first in the next round, as the first of these, then those with another sibling. If there
+    are more than lanes, the program is run again with more of them."""
     with tp.Program("drnn") as prog:
         b, B = prog.dim("b")
         w, W = prog.dim("w")
@@ -207,8 +212,10 @@ def drnn_program(size, lanes=1024):
         return {"B": len(encodings), "W": max(lanes, len(encodings)), "R": rounds}, {"encoding": np.stack(encodings)}
 
     def results(found, encodings):
+        nonlocal lanes
         if found.left:
-            raise ValueError(f"there were {found.left} nodes for {lanes} lanes: raise lanes")
+            lanes *= 2
+            return None
         roots = [[] for _ in encodings]
         places = roots
         # Rounds are rows: (rounds, lanes).

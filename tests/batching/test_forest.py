@@ -74,6 +74,8 @@ def test_a_forest_from_nested_data() -> None:
     assert forest.data["word"].tolist() == [0, 1, 0, 2, 3, 4]
     assert forest.roots.tolist() == [0, 5]
     assert forest.heights.tolist() == [2, 0, 1, 0, 0, 0]
+    assert forest.sizes.tolist() == [4, 1, 1]
+    assert tp.forest(children=[]).sizes.tolist() == [0]
 
 
 def test_chunks_of_levels() -> None:
@@ -106,7 +108,7 @@ def test_chunks_of_large_states_are_narrow() -> None:
     forest = tp.forest(children=[[n + 40] for n in range(40)] + [[]] * 40, value=np.arange(80, dtype=np.float32))
     for widest, expected in ((256, {64: 1}), (63, {16: 3}), (1, {4: 10})):
         allowed = [width for width in (256, 64, 16, 4) if width <= widest] or [4]
-        plan = layout(forest, None, lambda count: count, allowed, 16)
+        plan = layout(forest, None, lambda count: count, tuple(allowed), 16)
         assert {s.width: len(s.nodes) for s in plan.segments if len(s.nodes)} == expected
     large = tp.fold(lambda value: tp.full((1024, 1024), value), lambda children: children.space[0] + 1)
     assert large(forest, nodes=forest.roots)[:, 0, 0].tolist() == [n + 41.0 for n in range(40)]

@@ -14,7 +14,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.widths import _cut, chunk_widths, launches, room, widest
+from tempo.batching.widths import _cut, chunk_widths, is_worth_a_search, launches, room, widest
 
 from . import models
 
@@ -195,3 +195,11 @@ print(len(hits))
         found.append(int(run.stdout))
     assert found[0] == 0
     assert found[1] >= 2
+
+
+def test_what_is_worth_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes everything that is not found to be the same; a GPU has computed a little before it is found."""
+    assert is_worth_a_search(1.0)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not is_worth_a_search(1e9)
+    assert is_worth_a_search(1e10)

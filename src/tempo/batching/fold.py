@@ -24,7 +24,7 @@ from tempo.batching.launches import added, held, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
-from tempo.batching.widths import chunk_widths, padded_width
+from tempo.batching.widths import chunk_widths, is_worth_a_search, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any
@@ -206,10 +206,11 @@ class Fold(Parametrised):
         return shape, (_packed(numbers), *others)
 
     def _layout(self, forest: Forest, parts: _Parts) -> Layout:
-        leaves = forest.order[: np.count_nonzero(forest.heights == 0)]
-        of_leaves = [forest.data[name][leaves] for name in parts.leaf.asked]
-        same = first_calls(of_leaves, [False] * len(of_leaves), parts.leaf.trace)
-        inner = parts.inner.trace
+        leaves, leaf, inner = forest.order[: forest.sizes[0]], parts.leaf.trace, parts.inner.trace
+        same = None
+        if is_worth_a_search(leaf.work * len(leaves)):
+            of_leaves = [forest.data[name][leaves] for name in parts.leaf.asked]
+            same = first_calls(of_leaves, [False] * len(of_leaves), leaf)
         return layout(forest, same, partial(self._room, "leaves"), *chunk_widths(inner.work, inner.size))
 
     def _known_turns(self, counts: Sequence[int]) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +36,8 @@ class Forest:
     heights: Array = field(init=False)
     order: Array = field(init=False)
     """All nodes, by height, and by number where that is the same."""
+    sizes: Array = field(init=False)
+    """How many nodes there are of every height."""
 
     def __post_init__(self) -> None:
         children = self.children
@@ -49,11 +52,12 @@ class Forest:
         is_root[inner] = False
         object.__setattr__(self, "roots", np.flatnonzero(is_root))
         levels = _levels(children)
-        order = np.concatenate(levels).astype(np.int32)
+        order, sizes = np.concatenate(levels).astype(np.int32), np.array([len(nodes) for nodes in levels])
         heights = np.empty(len(children), np.int32)
-        heights[order] = np.repeat(np.arange(len(levels)), [len(nodes) for nodes in levels])
+        heights[order] = np.repeat(np.arange(len(levels)), sizes)
         object.__setattr__(self, "heights", heights)
         object.__setattr__(self, "order", order)
+        object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "children", _fixed(children))
         object.__setattr__(self, "data", MappingProxyType({name: _fixed(rows) for name, rows in self.data.items()}))
 
@@ -134,7 +138,7 @@ def _narrow(array: Array) -> Array:
 
 
 def _levels(children: Array) -> list[Array]:
-    """The nodes of every height: one more than the highest of a node's children."""
+    """The nodes of every height: one more than the highest of a node's children. Of no nodes there is one height."""
     parents, slots = np.nonzero(children >= 0)
     own = children[parents, slots]
     parents = parents[np.argsort(own, kind="stable")]
@@ -153,7 +157,7 @@ def _levels(children: Array) -> list[Array]:
             f"the children of node {int(np.flatnonzero(missing)[0])} lead in a circle",
             hint="every node must come to an end at leaves",
         )
-    return levels
+    return levels[: max(len(levels) - 1, 1)]
 
 
 @dataclass(frozen=True)
@@ -183,21 +187,23 @@ def layout(
     forest: Forest,
     same: Array | None,
     room: Callable[[int], int],
-    allowed: Sequence[int],
+    allowed: tuple[int, ...],
     beside: float,
 ) -> Layout:
     """Cut a forest into chunks of the widths that are ``allowed``, widest first; a chunk costs as much as so many
     lanes ``beside`` its own. ``same`` says for every leaf, in their order, the first one that has the same state, if
     some have; ``room`` how many rows there are for so many leaves."""
-    counts = np.bincount(forest.heights, minlength=1)
-    all_leaves, order = forest.order[: counts[0]], forest.order[counts[0] :]
-    made = np.ones(len(all_leaves), bool) if same is None else same == np.arange(len(same))
-    positions = np.cumsum(made)
+    leaves, order = forest.order[: forest.sizes[0]], forest.order[forest.sizes[0] :]
     rows = np.zeros(len(forest) + 1, np.int32)  # the last for no child, which is node -1
-    rows[all_leaves] = positions if same is None else positions[same]
-    first = 1 + room(int(np.count_nonzero(made)))
+    if same is None:
+        rows[leaves] = np.arange(1, len(leaves) + 1)
+    else:
+        made = same == np.arange(len(same))
+        rows[leaves] = np.cumsum(made)[same]
+        leaves = leaves[made]
+    first = 1 + room(len(leaves))
 
-    counts = counts[1:]
+    counts = forest.sizes[1:]
     widths = np.array([_width(count, allowed, beside) for count in counts.tolist()], np.int64)
     widths = np.maximum.accumulate(widths[::-1])[::-1]  # where a node may have many parents, levels can grow
     lanes = -(-counts // widths) * widths
@@ -213,9 +219,10 @@ def layout(
         own = nodes[start:end].reshape(-1, width)
         segments.append(Segment(width, own, children[start:end].reshape(*own.shape, forest.children.shape[1])))
         start = end
-    return Layout(all_leaves[made], tuple(segments), rows[:-1], first + size)
+    return Layout(leaves, tuple(segments), rows[:-1], first + size)
 
 
-def _width(count: int, allowed: Sequence[int], beside: float) -> int:
+@cache
+def _width(count: int, allowed: tuple[int, ...], beside: float) -> int:
     """The width of chunks with which so many nodes cost the least."""
     return min(allowed, key=lambda width: (-(-count // width) * (width + beside), -width))

@@ -62,6 +62,12 @@ def chunk_widths(work: float, size: int) -> tuple[tuple[int, ...], float]:
     return tuple(width for width in widths if width <= most) or widths[-1:], beside
 
 
+def is_worth_a_search(operations: float) -> bool:
+    """Whether calls that are so much arithmetic in all should be searched for those that are the same: for a forest's
+    leaves that takes as long as ten launches of a GPU."""
+    return jax.default_backend() == "cpu" or operations > 10 * OPERATIONS["gpu"]
+
+
 @cache
 def _cut(count: int, work: float, platform: str, most: int = COARSE[-1]) -> tuple[tuple[int, int], ...]:
     beside = OPERATIONS[platform] / max(work, 1.0)
