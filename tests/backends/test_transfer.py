@@ -88,3 +88,24 @@ def test_data_in_the_order_of_levels(sent: list[int], monkeypatch: pytest.Monkey
     expected = [sum(2.0 ** (len(xs) - 1 - n) * x for n, x in enumerate(xs)) for xs in data]
     np.testing.assert_array_equal(tp.batch(model)(data), expected)
     assert 8 in sent
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    """Twice, with other numbers: what was sent is what was given."""
+    device = jax.devices("gpu")[0]
+    assert transfer._most(device) > transfer.LEAST
+    with tp.Program("sums") as prog:
+        b, B = prog.dim("b")
+        x = prog.input("x", 3 * 2**20, b)
+        prog.output("sum", tp.sum(x))
+        prog.output("last", x.space[-1])
+    run = prog.compile({B: 2}, device="gpu")
+    for seed in range(2):
+        x = np.random.default_rng(seed).integers(5, size=(2, 3 * 2**20)).astype(np.float32)
+        found = run(x=x)
+        np.testing.assert_array_equal(found.sum, x.sum(1, dtype=np.float64))
+        np.testing.assert_array_equal(found.last, x[:, -1])
+    data = [np.full((2**18,), n, np.float32) for n in range(20)]
+    double = tp.cell(lambda x: 2 * x, name="double")
+    np.testing.assert_array_equal([x[7] for x in tp.batch(lambda x: double(x))(data)], [2 * x[7] for x in data])

@@ -129,6 +129,21 @@ def test_a_program_that_stops_on_data(limit: int) -> None:
     assert limit < 30 or len(steps) > 2
 
 
+@pytest.mark.gpu
+def test_a_program_that_stops_on_data_on_a_gpu() -> None:
+    """A loop in a graph that ends when the last call has stopped, run for other calls as well."""
+    prog, T = walk()
+    cell = tp.cell(prog, bounds={T: 40})
+    batched = tp.batch(lambda pair: cell(*pair))
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        data = list(zip(rng.normal(size=20).tolist(), rng.uniform(0, 30, size=20).tolist(), strict=True))
+        for (start, far), found in zip(data, batched(data), strict=True):
+            expected = prog.evaluate({T: 40}, start=start, far=far)
+            assert found["steps"] == expected.steps
+            np.testing.assert_allclose([found["last"], found["mean"]], [expected.last, expected.mean], rtol=1e-4)
+
+
 def test_a_model_goes_on_with_what_has_stopped() -> None:
     """Bounds follow from arguments, too; the number of steps is read as any other value is."""
     with tp.Program("until") as prog:
