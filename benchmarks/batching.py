@@ -294,6 +294,7 @@ class Comparison:
         start = time.perf_counter()
         found = self.runs[system]()
         self.first[system] = time.perf_counter() - start
+        print(f"  {system}: first results after {self.first[system]:.1f} s", file=sys.stderr, flush=True)
         check(self.name, self.training, as_results(found), self.expected)
         return found
 

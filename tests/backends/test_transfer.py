@@ -90,6 +90,16 @@ def test_data_in_the_order_of_levels(sent: list[int], monkeypatch: pytest.Monkey
     assert 8 in sent
 
 
+def test_what_is_stacked_does_not_change_when_more_is(sent: list[int]) -> None:
+    """Though it is stacked in the same memory."""
+    rows = [[np.full(4, n, np.float32) for n in range(start, start + 9)] for start in (0, 10)]
+    first, second = (transfer.put_stacked(some, np.dtype(np.float32), jax.devices()[0]) for some in rows)
+    np.testing.assert_array_equal(first, rows[0])
+    np.testing.assert_array_equal(second, rows[1])
+    assert transfer.put_stacked(rows[0][:3], np.dtype(np.float32), jax.devices()[0]) is None
+    assert sent == [8, 8]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     """Twice, with other numbers: what was sent is what was given."""
