@@ -13,7 +13,7 @@ import pytest
 import tempo as tp
 from tempo import nn
 from tempo.batching import kernels, store
-from tempo.batching.cell import kind
+from tempo.batching.trace import kind
 from tests.batching import models
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
-from tempo.batching.cell import Cell, Trace
+from tempo.batching.cell import Cell
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Kernels
@@ -26,6 +26,7 @@ from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
+from tempo.batching.trace import Trace
 from tempo.batching.value import Reading, Value, replaced, values_in
 from tempo.errors import GradientError, InputError, ProgramError
 

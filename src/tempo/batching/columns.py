@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from tempo.backends.jax import transfer
-from tempo.batching.cell import Kind
+from tempo.batching.trace import Kind
 
 Array = Any
 

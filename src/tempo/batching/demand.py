@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tempo.batching.cell import Trace
 from tempo.batching.phases import EPOCH, STRIDE
 from tempo.batching.recording import Recorder, Stream
+from tempo.batching.trace import Trace
 
 Ints = np.ndarray[Any, Any]
 Bools = np.ndarray[Any, Any]

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from tempo.batching.cell import Cell, Trace, kind_of
+from tempo.batching.cell import Cell, kind_of
 from tempo.batching.columns import stacked
+from tempo.batching.trace import Trace
 
 Array = Any
 

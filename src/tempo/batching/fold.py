@@ -17,13 +17,14 @@ import numpy as np
 from jax import lax, tree_util
 
 from tempo.backends.jax.near import handed_over
-from tempo.batching.cell import Cell, Kind, Trace, cell, kind
+from tempo.batching.cell import Cell, cell
 from tempo.batching.forest import Forest, Layout, layout
 from tempo.batching.kernels import jit
 from tempo.batching.launches import added, held, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
+from tempo.batching.trace import Kind, Trace, kind
 from tempo.batching.widths import chunk_widths, is_worth_a_search, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tempo.batching.cell import Trace, kind
 from tempo.batching.repeats import first_calls
+from tempo.batching.trace import Trace, kind
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 

@@ -27,10 +27,10 @@ import numpy as np
 from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching import launches
-from tempo.batching.cell import Kind
 from tempo.batching.launches import kinds_of, kinds_of_all, moved_kinds, read_kinds, read_turned
 from tempo.batching.planning import FEW, Lanes, Run
 from tempo.batching.store import Arenas
+from tempo.batching.trace import Kind
 
 Array = Any
 

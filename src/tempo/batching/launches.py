@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax.near import handed_over
-from tempo.batching.cell import Kind, Trace
 from tempo.batching.planning import Group
 from tempo.batching.store import Arenas
+from tempo.batching.trace import Kind, Trace
 
 Array = Any
 

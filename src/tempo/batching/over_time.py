@@ -16,13 +16,14 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
+from tempo.batching.trace import Kind, Trace, kind
 from tempo.errors import BoundError, DtypeError, ProgramError, ShapeError, user_line
 from tempo.graph.node import Graph, Node, shape_symbols
 from tempo.graph.structural import HOST, INPUT
 from tempo.runtime.executable import Executable
 
 if TYPE_CHECKING:
-    from tempo.batching.cell import Cell, Kind, Trace
+    from tempo.batching.cell import Cell
 
 Array = Any
 
@@ -37,8 +38,6 @@ class OverTime:
     bounds: Mapping[Any, int]
 
     def trace(self, cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
-        from tempo.batching.cell import Trace, kind
-
         graph = self.program.graph
         for node in graph.nodes:
             if node.op is HOST or (node.op is INPUT and node.attributes["input"] == "seed"):

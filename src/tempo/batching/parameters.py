@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tempo as tp
-from tempo.batching.cell import Cell, Trace
+from tempo.batching.cell import Cell
+from tempo.batching.trace import Trace
 from tempo.errors import InputError, ShapeError
 
 Array = Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tempo.batching.cell import Trace
+from tempo.batching.trace import Trace
 
 STRIDE = 1 << 20
 """An anchor's calls are made at levels that are multiples of it."""

@@ -25,12 +25,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tempo.batching.cell import Kind, Trace
 from tempo.batching.columns import Column
 from tempo.batching.demand import Block, taken
 from tempo.batching.hoisting import Hoisting
 from tempo.batching.recording import Recorder, data_trace
 from tempo.batching.repeats import first_calls
+from tempo.batching.trace import Kind, Trace
 from tempo.batching.value import Value
 from tempo.batching.widths import launches, room
 

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import tree_util
 
-from tempo.batching.cell import Cell, Kind, Trace, cell, kind_of, local
+from tempo.batching.cell import Cell, cell, kind_of, local
 from tempo.batching.phases import STRIDE, Phases
 from tempo.batching.specialised import specialised
+from tempo.batching.trace import Kind, Trace
 from tempo.batching.value import Value
 from tempo.errors import ProgramError, user_line
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tempo.batching.cell import Trace
+from tempo.batching.trace import Trace
 
 
 def first_calls(columns: Sequence[Any], is_value: Sequence[bool], trace: Trace) -> np.ndarray[Any, Any] | None:

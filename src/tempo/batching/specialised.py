@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tempo.batching.cell import Cell, Kind, local
+from tempo.batching.cell import Cell, local
 from tempo.batching.phases import STRIDE
+from tempo.batching.trace import Kind
 from tempo.batching.value import Value
 
 if TYPE_CHECKING:

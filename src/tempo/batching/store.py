@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax.near import handed_over, is_handed_over
-from tempo.batching.cell import Kind
 from tempo.batching.planning import Rows
+from tempo.batching.trace import Kind
 from tempo.batching.widths import room
 
 Array = Any

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tempo.batching.cell import Cell, Kind, cell
+from tempo.batching.cell import Cell, cell
+from tempo.batching.trace import Kind
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
