@@ -412,7 +412,7 @@ def of_a_forest(folded: Any, forest: Any, training: bool) -> dict[str, Any]:
     for _ in range(5):
         folded._planned.clear()
         start = time.perf_counter()
-        prepared = folded._prepared(forest, None, "roots" if training else "some", forest.roots)
+        prepared = folded._prepared(forest, None, "loss" if training else "some", forest.roots)
         planned = time.perf_counter()
         folded._run(folded._backward if training else folded._forward, *prepared)
         seconds = {"plan": planned - start, "device": time.perf_counter() - planned}

@@ -18,7 +18,7 @@ from jax import tree_util
 
 import tempo as tp
 from tempo import nn
-from tempo.batching.forest import layout
+from tempo.batching.forest import Forest, layout
 from tests.batching import models
 
 fold = importlib.import_module("tempo.batching.fold")  # whose name in the package is the function's
@@ -210,7 +210,7 @@ def test_programs_that_know_how_many_chunks_there_are(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patched:
             patched.setattr(fold, "turns_should_be_known", lambda: True)
             found = known(forest), known.value_and_grad(forest)
-            _, shape, _, _ = known._prepared(forest, None, "roots", forest.roots)
+            _, shape, _, _ = known._prepared(forest, None, "loss", forest.roots)
         assert shape.all_turns
         counts = [len(s.nodes) for s in known._layout(forest, known._parts[next(iter(known._parts))]).segments]
         turns = [chunks[0] for chunks in shape.chunks]
@@ -263,6 +263,76 @@ def test_chunks_that_fill_up_leave_the_others_as_they_are(monkeypatch: pytest.Mo
     assert total(forest, nodes=forest.roots).tolist() == [1, 2, 3, 4]
     _, shape, _, _ = total._prepared(forest, None, "some", forest.roots)
     assert (shape.chunks[-1], shape.rows) == ((12, 4, 1), 48)
+
+
+def expected_losses(forest: Forest, vector: Any, scale: Any, w: Any, label: Any) -> Any:
+    """Of every node, in JAX: the state of a leaf is its vector, that of another node is computed from the sum of its
+    children's, with its own vector and scale."""
+    states: dict[int, Any] = {}
+    for node in forest.order.tolist():
+        own = [states[child] for child in forest.children[node].tolist() if child >= 0]
+        states[node] = jnp.tanh(w @ sum(own) * scale[node] + vector[node]) if own else jnp.sin(vector[node])
+    return [jnp.sum((states[node] - label[node]) ** 2) for node in range(len(forest))]
+
+
+SHAPES = {"vector": (3,), "scale": (), "label": (3,)}
+
+
+class Tanh(nn.Module):
+    def __init__(self) -> None:
+        self.w = nn.Parameter((3, 3), nn.init.normal(0.5))
+
+    def __call__(self, children: Any, vector: Any, scale: Any) -> Any:
+        return tp.tanh(self.w @ tp.sum(children, axis=0) * scale + vector)
+
+
+@pytest.mark.parametrize("platform", ("cpu", "gpu"))
+@pytest.mark.parametrize("which", ("roots", "all", "some"))
+def test_gradients_with_respect_to_data(platform: str, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees and nodes with several parents, of levels that fill no chunk; losses of roots, of all nodes, and of some,
+    one of which counts twice."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    rng = np.random.default_rng(3)
+    children: list[list[int]] = [[] for _ in range(30)]
+    for node in range(22):
+        children[node] = sorted(set(rng.integers(node + 1, 30, size=rng.integers(1, 4)).tolist()))
+    arrays = {name: rng.normal(size=(30, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    forest = tp.forest(children=children, **arrays, unread=np.ones((30, 2), np.float32), number=np.arange(30))
+    folded = tp.fold(lambda vector: tp.sin(vector), Tanh(), lambda state, label: tp.sum(tp.square(state - label)))
+    nodes = {"roots": forest.roots, "all": np.arange(30), "some": np.array([4, 29, 4, 17])}[which]
+    names = ("vector", "scale", "label", "unread")
+    loss, gradients, of_data = folded.value_and_grad(forest, nodes=None if which == "roots" else nodes, inputs=names)
+
+    def mean(vector: Any, scale: Any, label: Any, w: Any) -> Any:
+        losses = expected_losses(forest, vector, scale, w, label)
+        return sum(losses[node] for node in nodes.tolist()) / len(nodes)
+
+    given = (arrays["vector"], arrays["scale"], arrays["label"], folded.parameters["inner.w"])
+    expected, (*data, w) = jax.value_and_grad(mean, (0, 1, 2, 3))(*given)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(gradients["inner.w"], w, rtol=1e-4, atol=1e-6)
+    for name, array in zip(names[:3], data, strict=True):
+        np.testing.assert_allclose(of_data[name], array, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(of_data["unread"], np.zeros((30, 2)))
+    assert folded.value_and_grad(forest, nodes=nodes)[0] == pytest.approx(loss)
+
+
+def test_mistakes_with_losses() -> None:
+    folded = tp.fold(lambda x: x, lambda children: tp.sum(children, axis=0), lambda state: state)
+    forest = tp.forest(children=[[1], []], x=[0.0, 1.0], number=[1, 2])
+
+    def message(**given: Any) -> str:
+        with pytest.raises(tp.errors.TempoError) as error:
+            folded.value_and_grad(forest, **given)
+        return str(error.value)
+
+    assert message(inputs=["number"]) == (
+        "inputs: there is no gradient with respect to 'number'\n  hint: the forest's arrays of floats have one: x"
+    )
+    assert message(inputs=["y"]).startswith("inputs: there is no gradient with respect to 'y'")
+    assert message(nodes=[]) == "value_and_grad of no nodes: their mean is not defined"
+    assert folded(forest, nodes=[]).shape == (0,)
+    assert message(nodes=[2]) == "nodes is not a list of numbers from 0 to 1: [2]"
 
 
 def test_a_forest_that_is_folded_again_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,21 +6,21 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, tree_util
+from jax import tree_util
 
-from tempo.backends.jax.near import handed_over
+from tempo import dtypes
+from tempo.batching import folding
 from tempo.batching.cell import Cell, cell
+from tempo.batching.folding import WORD, Part, Parts, Shape
 from tempo.batching.forest import Forest, Layout, layout
 from tempo.batching.kernels import jit
-from tempo.batching.launches import added, held, pulled, taken
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
 from tempo.batching.repeats import first_calls
@@ -29,13 +29,9 @@ from tempo.batching.widths import chunk_widths, is_worth_a_search, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
 
 Array = Any
-Inputs = dict[str, Any]
 
-WORD = 4
-"""Bytes of a number of the array in which most of what a program is given is one transfer."""
-SLOTS = 4
-"""Up to so many children are gathered one by one: what a cell does with its first child is then done with what was
-gathered, not with a copy of a part of it (MV-RNN: 22 ms instead of 37)."""
+GIVEN = ("children", "present", "state")
+"""Arguments of cells that are not the forest's arrays."""
 TURNS = 8
 """For so many numbers of chunks, at most, there are programs in which they are constants."""
 
@@ -56,13 +52,13 @@ class Fold(Parametrised):
         self._capacities: dict[Any, int] = {}
         self._turns: set[tuple[int, ...]] = set()
         """For which numbers of chunks, per width, there are programs in which they are constants."""
-        self._forward = jit(_forward, static_argnums=(0, 1), donate_argnums=4)
+        self._forward = jit(folding.forward, static_argnums=(0, 1), donate_argnums=4)
         # All that is donated is kept: what flows is not read, but its memory is used.
-        self._backward = jit(_backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
+        self._backward = jit(folding.backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
         self._idle: dict[Any, list[Array]] = {}
         """Arenas of earlier forests, whose first row is zeros; for gradients, behind them as many for what flows."""
-        self._parts: dict[Any, _Parts] = {}
-        self._planned: WeakKeyDictionary[Forest, dict[Any, tuple[_Shape, tuple[Array, ...]]]] = WeakKeyDictionary()
+        self._parts: dict[Any, Parts] = {}
+        self._planned: WeakKeyDictionary[Forest, dict[Any, tuple[Shape, tuple[Array, ...]]]] = WeakKeyDictionary()
         """What programs are given for forests that were folded before, as in every epoch but the first."""
         self._programs: set[Any] = set()
 
@@ -72,11 +68,7 @@ class Fold(Parametrised):
 
     def __call__(self, forest: Forest, parameters: Mapping[str, Array] | None = None, *, nodes: Any = None) -> Any:
         """The states of all nodes, in the order of the forest's arrays; or of some: ``nodes=forest.roots``."""
-        chosen = np.arange(len(forest)) if nodes is None else np.asarray(nodes)
-        if nodes is not None and (
-            chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not _inside(chosen, len(forest))
-        ):
-            raise InputError(f"nodes is not a list of numbers from 0 to {len(forest) - 1}: {nodes!r}")
+        chosen = np.arange(len(forest)) if nodes is None else _chosen(nodes, forest)
         prepared = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen)
         parts = prepared[0]
         if not len(chosen):
@@ -90,18 +82,40 @@ class Fold(Parametrised):
         return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
 
     def value_and_grad(
-        self, forest: Forest, parameters: Mapping[str, Array] | None = None
-    ) -> tuple[float, dict[str, Array]]:
-        """The mean loss of the trees, and its gradient with respect to the parameters, by name."""
+        self,
+        forest: Forest,
+        parameters: Mapping[str, Array] | None = None,
+        *,
+        nodes: Any = None,
+        inputs: Sequence[str] | None = None,
+    ) -> Any:
+        """The mean loss of the trees' roots, or of the ``nodes``, and its gradient with respect to the parameters, by
+        name. With ``inputs``, names of the forest's arrays, there is a third result: the gradients with respect to
+        these, by name."""
         if "loss" not in self.cells:
             raise GradientError("there is no loss to differentiate", hint="tp.fold(..., loss=cell)")
         if not len(forest):
             raise InputError("value_and_grad of no trees: their mean is not defined")
-        loss, gradients = self._run(self._backward, *self._prepared(forest, parameters, "roots", forest.roots))
-        return float(loss[0]), gradients
+        wanted = forest.roots if nodes is None else _chosen(nodes, forest)
+        if not len(wanted):
+            raise InputError("value_and_grad of no nodes: their mean is not defined")
+        for name in inputs or ():
+            if name not in forest.data or not dtypes.is_float(forest.data[name].dtype):
+                floats = [name for name, array in forest.data.items() if dtypes.is_float(array.dtype)]
+                raise GradientError(
+                    f"inputs: there is no gradient with respect to {name!r}",
+                    hint=f"the forest's arrays of floats have one: {', '.join(floats) or 'there are none'}",
+                )
+        prepared = self._prepared(forest, parameters, "loss", wanted, tuple(inputs or ()))
+        (loss,), gradients, of_data = self._run(self._backward, *prepared)
+        found = float(loss), gradients
+        if inputs is None:
+            return found
+        unread = {name: np.zeros_like(forest.data[name]) for name in inputs if name not in of_data}
+        return *found, {name: np.array(array[: len(forest)]) for name, array in of_data.items()} | unread
 
     def _run(
-        self, function: Any, parts: _Parts, shape: _Shape, values: Mapping[str, Array], inputs: tuple[Array, ...]
+        self, function: Any, parts: Parts, shape: Shape, values: Mapping[str, Array], inputs: tuple[Array, ...]
     ) -> Any:
         """What a program gives: what is fetched from the device, and what stays there, if something does."""
         self._programs.add((function, parts, shape))
@@ -122,8 +136,14 @@ class Fold(Parametrised):
         return (found, *rest) if rest else found
 
     def _prepared(
-        self, forest: Forest, parameters: Mapping[str, Array] | None, which: str, wanted: np.ndarray[Any, Any]
-    ) -> tuple[_Parts, _Shape, Any, tuple[Array, ...]]:
+        self,
+        forest: Forest,
+        parameters: Mapping[str, Array] | None,
+        which: str,
+        wanted: np.ndarray[Any, Any],
+        pulled: tuple[str, ...] = (),
+    ) -> tuple[Parts, Shape, Any, tuple[Array, ...]]:
+        """What a program is given: for the states of ``all`` nodes or of ``some``, or for the ``loss`` of some."""
         values = self.given(parameters)
         rows = {name: kind(array.shape[1:], array.dtype) for name, array in forest.data.items()}
         arity = forest.children.shape[1]
@@ -135,9 +155,9 @@ class Fold(Parametrised):
         if asked not in planned:
             planned[asked] = self._inputs(forest, self._parts[key], which, wanted)
         shape, inputs = planned[asked]
-        return self._parts[key], shape, values, inputs
+        return self._parts[key], shape._replace(pulled=pulled), values, inputs
 
-    def _traced(self, data: Mapping[str, Kind], arity: int) -> _Parts:
+    def _traced(self, data: Mapping[str, Kind], arity: int) -> Parts:
         leaf = self._part("leaf", data)
         for one in leaf.trace.results:
             if not one.is_float:
@@ -152,14 +172,14 @@ class Fold(Parametrised):
                 hint="the cells leaf and inner must give the same",
             )
         if "loss" not in self.cells:
-            return _Parts(leaf, inner, None)
+            return Parts(leaf, inner, None)
         state = tree_util.tree_unflatten(leaf.trace.structure, leaf.trace.results)
         loss = self._part("loss", {**data, "state": state})
         if loss.trace.results != (kind((), np.dtype(np.float32)),):
             raise ShapeError(f"the loss of a tree is {_show(loss.trace)}", hint="one number: float32[]")
-        return _Parts(leaf, inner, loss)
+        return Parts(leaf, inner, loss)
 
-    def _part(self, name: str, known: Mapping[str, Any]) -> _Part:
+    def _part(self, name: str, known: Mapping[str, Any]) -> Part:
         """A cell traced with the arguments that it names."""
         body = self.cells[name].body
         if isinstance(body, OverTime):
@@ -176,20 +196,21 @@ class Fold(Parametrised):
         paths, structure = tree_util.tree_flatten_with_path(((), {one: known[one] for one in asked}))
         trace = self.cells[name].trace(structure, tuple(leaf for _, leaf in paths))
         states = tuple(n for n, (path, _) in enumerate(paths) if path[1].key in ("children", "state"))
-        return _Part(trace, asked, tuple(self.own(trace)), states)
+        data = {path[1].key: n for n, (path, _) in enumerate(paths) if path[1].key not in GIVEN}
+        return Part(trace, asked, tuple(self.own(trace)), states, data)
 
     def _inputs(
-        self, forest: Forest, parts: _Parts, which: str, wanted: np.ndarray[Any, Any]
-    ) -> tuple[_Shape, tuple[Array, ...]]:
+        self, forest: Forest, parts: Parts, which: str, wanted: np.ndarray[Any, Any]
+    ) -> tuple[Shape, tuple[Array, ...]]:
         """What the program is given, in arrays that are as large as they ever were: it is compiled for few sizes.
         ``wanted`` are the nodes whose states are. What has four bytes is one array, which is one transfer."""
         plan = self._layout(forest, parts)
         counts = [len(segment.nodes) for segment in plan.segments]
         known = self._known_turns(counts) if turns_should_be_known() else None
         most = known or tuple([self._room(("chunks", s.width), len(s.nodes)) for s in plan.segments])
-        asked = [part.asked for part in (parts.leaf, parts.inner, parts.loss if which == "roots" else None) if part]
+        asked = [part.asked for part in (parts.leaf, parts.inner, parts.loss if which == "loss" else None) if part]
         data = {name: forest.data[name] for name in dict.fromkeys(itertools.chain(*asked)) if name in forest.data}
-        shape = _Shape(
+        shape = Shape(
             data=tuple([(name, kind(array.shape[1:], array.dtype)) for name, array in data.items()]),
             nodes=self._room("nodes", len(forest)),
             wanted=self._room(which, len(wanted)),
@@ -206,7 +227,7 @@ class Fold(Parametrised):
         others = [_fit(array, shape.nodes) for array in data.values() if array.dtype.itemsize != WORD]
         return shape, (_packed(numbers), *others)
 
-    def _layout(self, forest: Forest, parts: _Parts) -> Layout:
+    def _layout(self, forest: Forest, parts: Parts) -> Layout:
         leaves, leaf, inner = forest.order[: forest.sizes[0]], parts.leaf.trace, parts.inner.trace
         same = None
         if is_worth_a_search(leaf.work * len(leaves)):
@@ -251,84 +272,16 @@ def fold(
     return Fold(made[0], made[1], None if loss is None else cell(loss, "loss"), seed)
 
 
-class _Shape(NamedTuple):
-    """How large the arrays of a program are."""
-
-    data: tuple[tuple[str, Kind], ...]
-    """The forest's arrays that the program reads: their names, and what there is of each for a node."""
-    nodes: int
-    wanted: int
-    leaves: int
-    chunks: tuple[tuple[int, int, int], ...]
-    """Per width how many chunks, the width, and the forest's arity."""
-    all_turns: bool
-    """Whether so many are computed, the last of them several times, and not only as many as there are."""
-    rows: int
-    """Of the arenas."""
-
-    def unpacked(self, arrays: Sequence[Array]) -> Inputs:
-        """What the program is given, by name."""
-        numbers, *others = arrays
-        ends = 0
-
-        def next_one(*sizes: int) -> Array:
-            nonlocal ends
-            start, ends = ends, ends + math.prod(sizes)
-            return numbers[start:ends].reshape(sizes)
-
-        count, *counts = next_one(1 + len(self.chunks))
-        wanted, rows, leaves = next_one(self.wanted), next_one(self.wanted), next_one(self.leaves)
-        segments = [
-            {"count": own, "nodes": next_one(most, width), "rows": next_one(most, width, arity)}
-            for own, (most, width, arity) in zip(counts, self.chunks, strict=True)
-        ]
-        data, rest = {}, iter(others)
-        for name, one in self.data:
-            if one.dtype.itemsize == WORD:
-                data[name] = lax.bitcast_convert_type(next_one(self.nodes, *one.shape), one.dtype)
-            else:
-                data[name] = next(rest)
-        weights = jnp.where(jnp.arange(self.wanted) < count, 1 / count, 0).astype(np.float32)
-        found = {"data": data, "wanted": wanted, "rows": rows, "leaves": leaves, "weights": weights}
-        return found | {"segments": segments, "all_turns": self.all_turns}
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A cell of the model."""
-
-    trace: Trace
-    asked: tuple[str, ...]
-    """The names of its arguments."""
-    names: tuple[str, ...]
-    """The names of its parameters, in the model."""
-    states: tuple[int, ...]
-    """Which of its arguments, flattened, are states of nodes."""
-
-    def own(self, values: Mapping[str, Array]) -> list[Array]:
-        return [values[name] for name in self.names]
-
-    def arguments(self, inputs: Inputs, nodes: Array, **others: Any) -> list[Array]:
-        """Its arguments for some nodes, flattened."""
-        data = inputs["data"]
-        known = {name: others[name] if name in others else taken(data[name], nodes) for name in self.asked}
-        leaves: list[Array] = tree_util.tree_leaves(known)
-        return leaves
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    leaf: _Part
-    inner: _Part
-    loss: _Part | None
-
-
 def _show(trace: Trace) -> str:
     return str(tree_util.tree_unflatten(trace.structure, [str(one) for one in trace.results]))
 
 
-def _inside(numbers: np.ndarray[Any, Any], size: int) -> bool:
-    return bool(np.all((numbers >= 0) & (numbers < size)))
+def _chosen(nodes: Any, forest: Forest) -> np.ndarray[Any, Any]:
+    """The numbers of some nodes."""
+    found = np.asarray(nodes, None if np.size(nodes) else np.int32)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not np.all((found >= 0) & (found < len(forest))):
+        raise InputError(f"nodes is not a list of numbers from 0 to {len(forest) - 1}: {nodes!r}")
+    return found
 
 
 def _packed(columns: Sequence[tuple[Array, int]]) -> Array:
@@ -350,150 +303,3 @@ def _fit(array: Array, length: int) -> Array:
     if not len(array):
         return np.zeros((length, *array.shape[1:]), array.dtype)
     return np.concatenate([array, np.repeat(array[-1:], length - len(array), 0)])
-
-
-# -- the program ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Chunks:
-    """The chunks of one width: ``first`` is the row of the first one's first node."""
-
-    count: Array
-    first: Array
-    nodes: Array
-    rows: Array
-    all_turns: bool
-
-    @property
-    def width(self) -> int:
-        return int(self.nodes.shape[1])
-
-    @property
-    def turns(self) -> Array | int:
-        return len(self.nodes) if self.all_turns else self.count
-
-    def row(self, n: Array) -> Array:
-        """Where the nth chunk's states are: of what fills up, the last one's, which it is."""
-        return self.first + (jnp.minimum(n, self.count - 1) if self.all_turns else n) * self.width
-
-    def arguments(self, parts: _Parts, inputs: Inputs, arenas: Sequence[Array], n: Array) -> list[Array]:
-        """Those of the nth chunk's nodes."""
-        rows = self.rows[n]
-        if rows.shape[1] <= SLOTS:
-            states = [jnp.stack([taken(arena, slot) for slot in rows.T], 1) for arena in arenas]
-        else:
-            states = [taken(arena, rows) for arena in arenas]
-        children = tree_util.tree_unflatten(parts.leaf.trace.structure, states)
-        return parts.inner.arguments(inputs, self.nodes[n], children=children, present=rows > 0)
-
-
-def _chunks(inputs: Inputs) -> list[_Chunks]:
-    first = jnp.int32(1 + len(inputs["leaves"]))
-    found = []
-    for segment in inputs["segments"]:
-        if len(segment["nodes"]):
-            found.append(_Chunks(segment["count"], first, segment["nodes"], segment["rows"], inputs["all_turns"]))
-            first = first + segment["count"] * found[-1].width
-    return found
-
-
-def _first(bad: Array | None, nodes: Array) -> Array:
-    """The first node with an index that is out of range, counted from one; zero if there is none."""
-    if bad is None:
-        return jnp.int32(0)
-    return jnp.where(jnp.any(bad), nodes[jnp.argmax(bad)] + 1, 0).astype(np.int32)
-
-
-def _states(
-    parts: _Parts, values: Mapping[str, Array], inputs: Inputs, arenas: list[Array]
-) -> tuple[list[Array], list[Array]]:
-    """The arenas with all states, and where indices of leaves and of other nodes are out of range."""
-    leaves = inputs["leaves"]
-    of_leaves, bad = parts.leaf.trace.checked(len(leaves), parts.leaf.own(values), parts.leaf.arguments(inputs, leaves))
-    faults = [_first(bad, leaves), jnp.int32(0)]
-    arenas = [
-        lax.dynamic_update_slice_in_dim(arena, states, 1, 0) for arena, states in zip(arenas, of_leaves, strict=True)
-    ]
-
-    def chunk(chunks: _Chunks, n: Array, carry: tuple[list[Array], Array]) -> tuple[list[Array], Array]:
-        arenas, fault = carry
-        arguments = chunks.arguments(parts, inputs, arenas, n)
-        states, bad = parts.inner.trace.checked(chunks.width, parts.inner.own(values), arguments)
-        row = chunks.row(n)
-        new = [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
-        return new, jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
-
-    for chunks in _chunks(inputs):
-        arenas, faults[1] = lax.fori_loop(0, chunks.turns, partial(chunk, chunks), (arenas, faults[1]))
-    return arenas, faults
-
-
-def _forward(
-    parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
-) -> tuple[list[Array], list[Array], Array]:
-    inputs = shape.unpacked(arrays)
-    arenas, faults = _states(parts, values, inputs, arenas)
-    # Every state as a vector, which is faster to gather.
-    found = [handed_over(taken(arena.reshape(len(arena), -1), inputs["rows"])) for arena in arenas]
-    return arenas, found, handed_over(jnp.stack(faults))
-
-
-def _backward(
-    parts: _Parts, shape: _Shape, values: Mapping[str, Array], arrays: Sequence[Array], arenas: list[Array]
-) -> tuple[list[Array], list[Array], Array, dict[str, Array]]:
-    assert parts.loss is not None
-    inputs = shape.unpacked(arrays)
-    arenas, flows = arenas[: len(arenas) // 2], arenas[len(arenas) // 2 :]
-    arenas, faults = _states(parts, values, inputs, arenas)
-    carry: _Carry = [jnp.zeros_like(flow) for flow in flows], {n: jnp.zeros_like(v) for n, v in values.items()}
-
-    roots, weights = inputs["wanted"], inputs["weights"]
-    rows = inputs["rows"]
-    state = tree_util.tree_unflatten(parts.leaf.trace.structure, [taken(arena, rows) for arena in arenas])
-    arguments = parts.loss.arguments(inputs, roots, state=state)
-    (losses,), bad = parts.loss.trace.checked(len(roots), parts.loss.own(values), arguments)
-    faults.append(_first(bad, roots))
-    carry = _flow(parts.loss, values, arguments, [weights], rows, carry)
-
-    def chunk(chunks: _Chunks, k: Array, carry: _Carry) -> _Carry:
-        n = chunks.turns - 1 - k
-        coming = [lax.dynamic_slice_in_dim(flow, chunks.row(n), chunks.width, 0) for flow in carry[0]]
-        if chunks.all_turns:
-            coming = [jnp.where(n < chunks.count, flow, 0) for flow in coming]
-        # Read before anything is added: XLA would read it again between, and copy the arena for that.
-        coming = held(coming, n)
-        return _flow(parts.inner, values, chunks.arguments(parts, inputs, arenas, n), coming, chunks.rows[n], carry)
-
-    for chunks in reversed(_chunks(inputs)):
-        carry = lax.fori_loop(0, chunks.turns, partial(chunk, chunks), carry)
-
-    leaves = inputs["leaves"]
-    coming = [lax.slice_in_dim(flow, 1, 1 + len(leaves)) for flow in carry[0]]
-    flows, gradients = _flow(parts.leaf, values, parts.leaf.arguments(inputs, leaves), coming, leaves, carry)
-    loss = handed_over(jnp.sum(losses * weights))
-    return arenas + flows, [loss], handed_over(jnp.stack(faults)), gradients
-
-
-_Carry = tuple[list[Array], dict[str, Array]]
-"""What flows into states, and into parameters."""
-
-
-def _flow(
-    part: _Part,
-    values: Mapping[str, Array],
-    arguments: Sequence[Array],
-    coming: Sequence[Array],
-    rows: Array,
-    carry: _Carry,
-) -> _Carry:
-    """Let what comes flow on: into the states in these rows, and into parameters."""
-    flows, gradients = carry
-    into_parameters, into_arguments = pulled(part.trace, len(rows), part.own(values), arguments, coming)
-    into_states = [into_arguments[n] for n in part.states]
-    if into_states:
-        flows = [added(flow, rows, new) for flow, new in zip(flows, into_states, strict=True)]
-    gradients = dict(gradients)
-    for name, new in zip(part.names, into_parameters, strict=True):
-        gradients[name] = gradients[name] + new
-    return flows, gradients
