@@ -286,35 +286,47 @@ class Tanh(nn.Module):
         return tp.tanh(self.w @ tp.sum(children, axis=0) * scale + vector)
 
 
+@cache
+def tanh_fold(platform: str) -> Any:
+    return tp.fold(lambda vector: tp.sin(vector), Tanh(), lambda state, label: tp.sum(tp.square(state - label)))
+
+
 @pytest.mark.parametrize("platform", ("cpu", "gpu"))
-@pytest.mark.parametrize("which", ("roots", "all", "some"))
-def test_gradients_with_respect_to_data(platform: str, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees and nodes with several parents, of levels that fill no chunk; losses of roots, of all nodes, and of some,
-    one of which counts twice."""
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    rng = np.random.default_rng(3)
-    children: list[list[int]] = [[] for _ in range(30)]
-    for node in range(22):
-        children[node] = sorted(set(rng.integers(node + 1, 30, size=rng.integers(1, 4)).tolist()))
-    arrays = {name: rng.normal(size=(30, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
-    forest = tp.forest(children=children, **arrays, unread=np.ones((30, 2), np.float32), number=np.arange(30))
-    folded = tp.fold(lambda vector: tp.sin(vector), Tanh(), lambda state, label: tp.sum(tp.square(state - label)))
-    nodes = {"roots": forest.roots, "all": np.arange(30), "some": np.array([4, 29, 4, 17])}[which]
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_gradients_with_respect_to_data(platform: str, data: st.DataObject) -> None:
+    """Of any trees, nodes with several parents among them, whose levels fill no chunk; with losses of their roots, or
+    of any nodes, some of which count twice."""
+    size = data.draw(st.integers(1, 40), label="nodes")
+    above = data.draw(st.integers(0, size - 1), label="nodes with children")
+    rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
+    arity = data.draw(st.integers(1, 6), label="children at most")
+    children: list[list[int]] = [[] for _ in range(size)]
+    for node in range(above):
+        children[node] = sorted(set(rng.integers(node + 1, size, size=rng.integers(1, arity + 1)).tolist()))
+    arrays = {name: rng.normal(size=(size, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    forest = tp.forest(children=children, arity=6, **arrays, unread=np.ones((size, 2), np.float32))
+    nodes = data.draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=9), label="losses of")
     names = ("vector", "scale", "label", "unread")
-    loss, gradients, of_data = folded.value_and_grad(forest, nodes=None if which == "roots" else nodes, inputs=names)
+    folded = tanh_fold(platform)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax, "default_backend", lambda: platform)
+        loss, gradients, of_data = folded.value_and_grad(forest, nodes=nodes, inputs=names)
+        without, _ = folded.value_and_grad(forest, nodes=nodes)
+    wanted = forest.roots.tolist() if nodes is None else nodes
 
     def mean(vector: Any, scale: Any, label: Any, w: Any) -> Any:
         losses = expected_losses(forest, vector, scale, w, label)
-        return sum(losses[node] for node in nodes.tolist()) / len(nodes)
+        return sum(losses[node] for node in wanted) / len(wanted)
 
     given = (arrays["vector"], arrays["scale"], arrays["label"], folded.parameters["inner.w"])
-    expected, (*data, w) = jax.value_and_grad(mean, (0, 1, 2, 3))(*given)
-    assert loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(gradients["inner.w"], w, rtol=1e-4, atol=1e-6)
-    for name, array in zip(names[:3], data, strict=True):
-        np.testing.assert_allclose(of_data[name], array, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(of_data["unread"], np.zeros((30, 2)))
-    assert folded.value_and_grad(forest, nodes=nodes)[0] == pytest.approx(loss)
+    expected, (*flows, w) = jax.value_and_grad(mean, (0, 1, 2, 3))(*given)
+    assert loss == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+    assert without == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(gradients["inner.w"], w, rtol=1e-3, atol=1e-5)
+    for name, array in zip(names[:3], flows, strict=True):
+        np.testing.assert_allclose(of_data[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(of_data["unread"], np.zeros((size, 2)))
 
 
 def test_mistakes_with_losses() -> None:
