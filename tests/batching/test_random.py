@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax import tree_util
 
@@ -63,6 +63,17 @@ class Pair(nn.Module):
         return tp.tanh(c), c
 
 
+class Noise(nn.Module):
+    """Something else at every call, and parts of it dropped."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(SIZE, SIZE)
+        self.dropout = nn.Dropout(0.3)
+
+    def __call__(self, x: Any) -> Any:
+        return tp.tanh(self.linear(self.dropout(x, training=True))) + tp.random.uniform((SIZE,)) - 0.5
+
+
 class Score(nn.Module):
     def __init__(self) -> None:
         self.weight = nn.Parameter((SIZE,), nn.init.normal(1.0))
@@ -76,6 +87,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         self.leaf, self.step, self.join, self.pair, self.score = Leaf(), Step(), Join(), Pair(), Score()
+        self.noise = Noise()
         self.start = np.full(SIZE, 0.25, np.float32)
 
     def __call__(self, node: Any) -> Any:
@@ -111,6 +123,9 @@ class Model(nn.Module):
         if what == "steps":
             for _ in range(rest[1]):
                 found = self.step(found)
+        elif what == "noise":
+            for _ in range(rest[1]):
+                found = self.noise(found)
         elif what == "keep":
             kept.append(self.step(self.step(found)))
         elif what == "sum":
@@ -175,6 +190,14 @@ failing = st.lists(
     st.recursive(leaves, lambda nodes: larger(nodes) | st.tuples(st.just("fail if"), nodes, limits), max_leaves=8),
     min_size=1,
     max_size=6,
+)
+
+
+noises = st.integers(1, 2)
+drawing = st.lists(
+    st.recursive(leaves, lambda nodes: larger(nodes) | st.tuples(st.just("noise"), nodes, noises), max_leaves=8),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -254,3 +277,18 @@ def test_gradients(platform: str, nodes: list[Any]) -> None:
     with as_on(platform):
         found = batched(platform, Loss).value_and_grad(sure)
     same(found, tree_util.tree_map(lambda *parts: sum(parts) / len(parts), *expected))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@RANDOM
+@given(drawing, st.integers(0, 3))
+def test_draws(platform: str, nodes: list[Any], seed: int) -> None:
+    """Instances draw the same wherever they wait, and whatever is computed with them; so do their gradients."""
+    alone = batched("cpu", Model).one_by_one(nodes, seed=seed)
+    assume(all(abs(margin) > CLOSE for one in alone for margin in one["decisions"]))
+    expected = batched("cpu", Loss).value_and_grad(nodes, seed=seed)
+    with as_on(platform):
+        same(batched(platform, Model)(nodes, seed=seed), alone)
+        same(batched(platform, Loss).value_and_grad(nodes, seed=seed), expected)
+    scores = batched("cpu", Loss).one_by_one(nodes, seed=seed)
+    same(expected[0], sum(float(score) for one in scores for score in one) / len(nodes))

@@ -27,8 +27,9 @@ from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
 from tempo.batching.trace import Trace
-from tempo.batching.value import Reading, Value, replaced, values_in
+from tempo.batching.value import StartAgainError, Value, replaced, values_in
 from tempo.errors import GradientError, InputError, ProgramError
+from tempo.given import check_seed
 
 Array = Any
 Errors = Literal["raise", "return"]
@@ -106,7 +107,8 @@ class Batched(Parametrised):
         self._eager = Eager()
         self._idle: Arenas = {}
         self._idle_flows: Arenas = {}
-        self._reads = False
+        self._reads, self._draws = False, False
+        """What is known of the model: whether it reads values, and whether cells draw."""
 
     @property
     def programs(self) -> int:
@@ -114,15 +116,21 @@ class Batched(Parametrised):
 
     @_no_collections()
     def __call__(
-        self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, errors: Errors = "raise"
+        self,
+        instances: Iterable[Any],
+        parameters: Mapping[str, Array] | None = None,
+        *,
+        errors: Errors = "raise",
+        seed: int = 0,
     ) -> list[Any]:
         """The model's result for each instance, with arrays for the results of cells.
 
-        With ``errors="return"``, what the model raised on an instance is that instance's result.
+        With ``errors="return"``, what the model raised on an instance is that instance's result. What cells draw
+        depends on ``seed``, on the instance's number and on what the model did for it before.
         """
         if errors not in ("raise", "return"):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
-        run = self._run(instances, parameters, errors)
+        run = self._run(instances, parameters, errors, seed)
         values: list[Value] = []
         values_in(run.results, values)
         arrays = iter(run.fetch(values))
@@ -130,14 +138,21 @@ class Batched(Parametrised):
         run.store.give_back()
         return results
 
-    def one_by_one(self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None) -> list[Any]:
+    def one_by_one(
+        self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, seed: int = 0
+    ) -> list[Any]:
         """The same without any batching: every call of a cell is computed when it is made, so that the model can be
         looked at while it runs (its values are arrays). Slow."""
+        check_seed(seed)
         values = self.given(parameters)
         outer = current()
-        use(self._eager.recorder({one: self.own_values(one, values) for one in self.cells.values()}))
+        recorder = self._eager.recorder({one: self.own_values(one, values) for one in self.cells.values()}, seed)
+        use(recorder)
+        results = []
         try:
-            results = [run_one(self.model, instance, n) for n, instance in enumerate(instances)]
+            for n, instance in enumerate(instances):
+                recorder.begin(n)
+                results.append(run_one(self.model, instance, n))
         finally:
             use(outer)
         return results
@@ -149,6 +164,7 @@ class Batched(Parametrised):
         parameters: Mapping[str, Array] | None = None,
         *,
         inputs: Callable[[Any], Any] | None = None,
+        seed: int = 0,
     ) -> Any:
         """The mean loss of the instances, and its gradient with respect to the parameters, by name.
 
@@ -164,7 +180,7 @@ class Batched(Parametrised):
                 raise GradientError(
                     f"inputs: there is no gradient with respect to {leaf!r}", hint="NumPy arrays of floats have one"
                 )
-        run = self._run(instances, parameters, "raise", frozenset(map(id, wanted)))
+        run = self._run(instances, parameters, "raise", seed, frozenset(map(id, wanted)))
         if not run.results:
             raise InputError("value_and_grad of no instances: their mean is not defined")
         losses: list[Value] = []
@@ -207,26 +223,31 @@ class Batched(Parametrised):
         instances: Iterable[Any],
         parameters: Mapping[str, Array] | None,
         errors: Errors,
+        seed: int = 0,
         wanted: frozenset[int] = frozenset(),
     ) -> _Run:
+        check_seed(seed)
         given = self.given(parameters)
         instances = list(instances)
         programs = self.programs
         start = time.perf_counter()
-        run = _Run(self, given, len(instances), programs, wanted)
-        if not self._reads:
+        while True:
+            run = _Run(self, given, len(instances), programs, seed if self._draws else None, wanted)
             try:
-                run.record(instances, errors)
-            except (Exception, Reading):
+                if self._reads:
+                    run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+                else:
+                    run.record(instances, errors)
+            except (Exception, StartAgainError):
                 # A model may have caught that a value could not be read, and failed without it.
-                if not run.recorder.reads:
+                if not run.recorder.reads and not run.recorder.drew:
                     raise
-            if run.recorder.reads:
-                # From now on every instance is one that can wait. What was recorded so far is of no use.
-                self._reads = True
-                run = _Run(self, given, len(instances), programs, wanted)
-        if self._reads:
-            run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+            if not run.recorder.reads and not run.recorder.drew:
+                break
+            # What was recorded so far is of no use. From now on every instance is one that can wait, or has keys.
+            self._reads |= run.recorder.reads
+            self._draws |= run.recorder.drew
+            run.store.give_back()
         run.seconds["model"] = time.perf_counter() - start - sum(run.seconds.values())
         run.flush()
         self._count(run)
@@ -257,13 +278,14 @@ class _Run:
         parameters: Mapping[str, Array],
         instances: int,
         programs: int,
+        seed: int | None,
         wanted: frozenset[int],
     ) -> None:
         self.batched = batched
         self.parameters = parameters
         self.instances = instances
         self.programs = programs
-        self.recorder = Recorder(batched.cells.values(), batched._phases)
+        self.recorder = Recorder(batched.cells.values(), batched._phases, seed)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
         self.own: dict[tuple[Trace, int], tuple[Array, ...]] = {}
@@ -287,7 +309,7 @@ class _Run:
         use(self.recorder)
         try:
             for n, instance in enumerate(instances):
-                self.recorder.starts.append((self.recorder.count, n))
+                self.recorder.begin(n)
                 self.results.append(run_one(self.batched.model, instance, n, errors))
         finally:
             self.recorder.close()

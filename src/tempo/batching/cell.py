@@ -14,7 +14,7 @@ from jax import tree_util
 
 import tempo as tp
 from tempo.batching.over_time import OverTime
-from tempo.batching.trace import Kind, Trace, kind
+from tempo.batching.trace import KEY, Kind, Trace, kind
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
@@ -154,14 +154,18 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
     inputs = {node.attributes["input"]: node for node in graph.nodes if node.op is INPUT}
     read = tuple(name for name in names if name in inputs)
     nodes = [inputs[name] for name in read] + [inputs.get(f"argument {n}") for n in range(len(kinds))]
+    draws = "seed" in inputs
+    if draws:
+        nodes.append(inputs["seed"])
     return Trace(
         cell,
         results,
         read,
-        kinds,
+        (*kinds, KEY) if draws else kinds,
         tuple(kind(tuple(map(int, edge.shape)), np.dtype(edge.dtype)) for edge in graph.outputs.values()),  # type: ignore[arg-type]
         tuple(nodes),
         tuple(edge.node for edge in graph.outputs.values()),
+        draws=draws,
     )
 
 
@@ -185,12 +189,6 @@ def _check(cell: Cell, node: Node) -> None:
     places = [("here", node.source)]
     if node.domain or shape_symbols(node.shape):
         raise ProgramError(f"cell {cell.name} has dims of time", places=places, hint="a cell is for one instance")
-    if node.op is INPUT and node.attributes["input"] == "seed":
-        raise ProgramError(
-            f"cell {cell.name} draws random numbers, which cells cannot do yet",
-            places=places,
-            hint="draw them outside, and hand them to the cell as an argument",
-        )
     if node.op is not INPUT and node.op.jax is None:
         raise ProgramError(
             f"cell {cell.name} uses {node.op.name}, which is for programs over time only",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
 import numpy as np
 
 from tempo.backends.jax import transfer
+from tempo.backends.jax.near import default_device
 from tempo.batching.trace import Kind
 
 Array = Any
@@ -31,7 +31,7 @@ class Column:
             numbers = range(first, first + count) if self.order is None else self.order[first : first + count]
             leaves = [self.leaves[n] for n in numbers]
             leaves += leaves[-1:] * (length - count)
-            found = transfer.put_stacked(leaves, self.kind.dtype, jax.devices()[0])
+            found = transfer.put_stacked(leaves, self.kind.dtype, default_device())
             if found is not None:
                 return found
         array = self.array[first : first + count]

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, kind_of
 from tempo.batching.columns import stacked
+from tempo.batching.draws import Draws, of_instance
 from tempo.batching.trace import Trace
 
 Array = Any
@@ -22,8 +24,8 @@ class Eager:
 
     compiled: dict[Trace, Any] = field(default_factory=dict)
 
-    def recorder(self, parameters: Mapping[Cell, Mapping[str, Array]]) -> _Calls:
-        return _Calls(self, parameters)
+    def recorder(self, parameters: Mapping[Cell, Mapping[str, Array]], seed: int) -> _Calls:
+        return _Calls(self, parameters, seed, of_instance(seed, 0))
 
 
 @dataclass
@@ -32,7 +34,12 @@ class _Calls:
 
     eager: Eager
     parameters: Mapping[Cell, Mapping[str, Array]]
+    seed: int
+    draws: Draws
     fast: dict[Cell, list[Any]] = field(default_factory=dict)
+
+    def begin(self, instance: int) -> None:
+        self.draws = of_instance(self.seed, instance)
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = tree_util.tree_flatten((args, kwargs))
@@ -44,6 +51,8 @@ class _Calls:
             leaf if isinstance(leaf, jax.Array) else stacked([leaf], k)[0]
             for leaf, k in zip(leaves, kinds, strict=True)
         ]
+        if trace.draws:
+            arrays.append(np.array(self.draws.next(), np.uint32))
         own = self.parameters.get(cell, {})
         results = self.eager.compiled[trace]([own[name] for name in trace.parameters], arrays)
         return tree_util.tree_unflatten(trace.structure, results)

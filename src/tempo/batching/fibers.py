@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import greenlet
 import numpy as np
 
+from tempo.batching.draws import Draws, of_instance
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.value import Value
 
@@ -66,11 +67,13 @@ _idle = _Idle()
 class _Join:
     """Where a fiber runs functions side by side."""
 
-    __slots__ = ("fiber", "found", "functions", "left", "started", "waiting")
+    __slots__ = ("draws", "fiber", "fork", "found", "functions", "left", "started", "waiting")
 
-    def __init__(self, fiber: _Fiber, functions: Sequence[Callable[[], Any]]) -> None:
+    def __init__(self, fiber: _Fiber, functions: Sequence[Callable[[], Any]], draws: Draws | None) -> None:
         self.fiber = fiber
         self.functions = functions
+        self.draws = draws
+        self.fork = 0 if draws is None else draws.fork()
         self.started = 0
         """How many of them."""
         self.found: list[Any] = [None] * len(functions)
@@ -83,11 +86,15 @@ class _Join:
 class _Fiber:
     """One function that runs, or waits: for a value, or for other fibers."""
 
-    __slots__ = ("error", "fibers", "function", "join", "joins", "result", "stack")
+    __slots__ = ("draws", "error", "fibers", "function", "join", "joins", "result", "stack")
 
-    def __init__(self, fibers: Fibers, function: Callable[[], Any], join: _Join | None = None) -> None:
+    def __init__(
+        self, fibers: Fibers, function: Callable[[], Any], draws: Draws | None, join: _Join | None = None
+    ) -> None:
         self.fibers = fibers
         self.function = function
+        self.draws = draws
+        """The keys of what it draws next."""
         self.join = join
         self.joins: list[_Join] = []
         """Those that it is inside of, and that have functions that are not started."""
@@ -126,7 +133,11 @@ class Fibers:
         outer = current()
         use(self.recorder)
         self.recorder.fibers = self
-        fibers = [_Fiber(self, partial(run_one, model, instance, n, errors)) for n, instance in enumerate(instances)]
+        seed = self.recorder.seed
+        fibers = [
+            _Fiber(self, partial(run_one, model, instance, n, errors), None if seed is None else of_instance(seed, n))
+            for n, instance in enumerate(instances)
+        ]
         self.ready.extend([(fiber, None) for fiber in fibers])
         try:
             self._go_on()
@@ -148,6 +159,7 @@ class Fibers:
         assert fiber is not None
         self.waiting.append(fiber)
         self.values.append(value)
+        fiber.draws = self.recorder.draws
         if fiber.joins:
             self._start_others(fiber)
         found: np.ndarray[Any, Any] = self.hub.switch()
@@ -157,7 +169,8 @@ class Fibers:
         """What could have run behind a fiber has to wait no longer than it."""
         for join in fiber.joins:
             for n in range(join.started, len(join.functions)):
-                join.found[n] = other = _Fiber(self, join.functions[n], join)
+                draws = None if join.draws is None else join.draws.inside(join.fork, n)
+                join.found[n] = other = _Fiber(self, join.functions[n], draws, join)
                 self.ready.append((other, None))
             join.left += len(join.functions) - join.started
             join.started = len(join.functions)
@@ -168,21 +181,23 @@ class Fibers:
 
         They run one after another as long as none waits; when one does, those behind it are started, each on a stack
         of its own. Most need none: 64 DRNNs with 4,886 pairs make 1,064 stacks."""
-        if len(functions) < 2:
-            return [function() for function in functions]
-        own = self.running
+        own, recorder = self.running, self.recorder
         assert own is not None
-        join = _Join(own, functions)
+        draws = recorder.draws
+        join = _Join(own, functions, draws)
         joins = own.joins
         joins.append(join)
         errors: list[tuple[int, BaseException]] = []
         # Here and not all at once: it may be that others have started those behind.
         while (n := join.started) < len(functions):
             join.started = n + 1
+            if draws is not None:
+                recorder.draws = draws.inside(join.fork, n)
             try:
                 join.found[n] = functions[n]()
             except Exception as raised:
                 errors.append((n, raised))
+        recorder.draws = own.draws = draws
         if joins and joins[-1] is join:
             joins.pop()
         if join.left:
@@ -209,6 +224,7 @@ class Fibers:
                 stack.fiber = fiber
                 self.begun[fiber] = None
             self.running = fiber
+            self.recorder.draws = fiber.draws
             if stack.switch(found):
                 self._done(fiber)
 
@@ -253,9 +269,21 @@ def parallel(*functions: Callable[[], Any]) -> list[Any]:
     Calls of cells need no declaration, since who needs whom is seen from their arguments. But where a model reads
     values, an instance waits; its parallel functions then wait together.
     """
-    recorder = current()
-    fibers = getattr(recorder, "fibers", None)
-    if fibers is None:
+    recorder: Any = current()
+    if recorder is None or len(functions) < 2:
         return [function() for function in functions]
-    found: list[Any] = fibers.parallel(functions)
+    fibers = getattr(recorder, "fibers", None)
+    if fibers is not None:
+        together: list[Any] = fibers.parallel(functions)
+        return together
+    draws: Draws | None = recorder.draws
+    if draws is None:
+        return [function() for function in functions]
+    fork, found = draws.fork(), []
+    try:
+        for n, function in enumerate(functions):
+            recorder.draws = draws.inside(fork, n)
+            found.append(function())
+    finally:
+        recorder.draws = draws
     return found

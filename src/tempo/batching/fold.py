@@ -27,6 +27,7 @@ from tempo.batching.repeats import first_calls
 from tempo.batching.trace import Kind, Trace, kind
 from tempo.batching.widths import chunk_widths, is_worth_a_search, padded_width
 from tempo.errors import DtypeError, GradientError, InputError, ProgramError, ShapeError
+from tempo.given import check_seed, seed_words
 
 Array = Any
 
@@ -66,10 +67,13 @@ class Fold(Parametrised):
     def programs(self) -> int:
         return len(self._programs)
 
-    def __call__(self, forest: Forest, parameters: Mapping[str, Array] | None = None, *, nodes: Any = None) -> Any:
-        """The states of all nodes, in the order of the forest's arrays; or of some: ``nodes=forest.roots``."""
+    def __call__(
+        self, forest: Forest, parameters: Mapping[str, Array] | None = None, *, nodes: Any = None, seed: int = 0
+    ) -> Any:
+        """The states of all nodes, in the order of the forest's arrays; or of some: ``nodes=forest.roots``. What cells
+        draw depends on ``seed`` and on the node's number."""
         chosen = np.arange(len(forest)) if nodes is None else _chosen(nodes, forest)
-        prepared = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen)
+        prepared = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen, seed)
         parts = prepared[0]
         if not len(chosen):
             states = [np.zeros((0, *one.shape), one.dtype) for one in parts.leaf.trace.results]
@@ -88,6 +92,7 @@ class Fold(Parametrised):
         *,
         nodes: Any = None,
         inputs: Sequence[str] | None = None,
+        seed: int = 0,
     ) -> Any:
         """The mean loss of the trees' roots, or of the ``nodes``, and its gradient with respect to the parameters, by
         name. With ``inputs``, names of the forest's arrays, there is a third result: the gradients with respect to
@@ -106,7 +111,7 @@ class Fold(Parametrised):
                     f"inputs: there is no gradient with respect to {name!r}",
                     hint=f"the forest's arrays of floats have one: {', '.join(floats) or 'there are none'}",
                 )
-        prepared = self._prepared(forest, parameters, "loss", wanted, tuple(inputs or ()))
+        prepared = self._prepared(forest, parameters, "loss", wanted, seed, tuple(inputs or ()))
         (loss,), gradients, of_data = self._run(self._backward, *prepared)
         found = float(loss), gradients
         if inputs is None:
@@ -141,9 +146,11 @@ class Fold(Parametrised):
         parameters: Mapping[str, Array] | None,
         which: str,
         wanted: np.ndarray[Any, Any],
+        seed: int = 0,
         pulled: tuple[str, ...] = (),
     ) -> tuple[Parts, Shape, Any, tuple[Array, ...]]:
         """What a program is given: for the states of ``all`` nodes or of ``some``, or for the ``loss`` of some."""
+        check_seed(seed)
         values = self.given(parameters)
         rows = {name: kind(array.shape[1:], array.dtype) for name, array in forest.data.items()}
         arity = forest.children.shape[1]
@@ -155,6 +162,8 @@ class Fold(Parametrised):
         if asked not in planned:
             planned[asked] = self._inputs(forest, self._parts[key], which, wanted)
         shape, inputs = planned[asked]
+        if shape.draws:
+            inputs = (*inputs, seed_words(seed))
         return self._parts[key], shape._replace(pulled=pulled), values, inputs
 
     def _traced(self, data: Mapping[str, Kind], arity: int) -> Parts:
@@ -197,7 +206,7 @@ class Fold(Parametrised):
         trace = self.cells[name].trace(structure, tuple(leaf for _, leaf in paths))
         states = tuple(n for n, (path, _) in enumerate(paths) if path[1].key in ("children", "state"))
         data = {path[1].key: n for n, (path, _) in enumerate(paths) if path[1].key not in GIVEN}
-        return Part(trace, asked, tuple(self.own(trace)), states, data)
+        return Part(trace, asked, tuple(self.own(trace)), states, data, list(self.cells).index(name))
 
     def _inputs(
         self, forest: Forest, parts: Parts, which: str, wanted: np.ndarray[Any, Any]
@@ -218,6 +227,7 @@ class Fold(Parametrised):
             chunks=tuple([(turns, *s.children.shape[1:]) for turns, s in zip(most, plan.segments, strict=True)]),
             all_turns=known is not None,
             rows=self._room("size", plan.size),
+            draws=parts.draws,
         )
         numbers = [(np.array([len(wanted), *counts]), 1 + len(counts))]
         numbers += [(wanted, shape.wanted), (plan.rows[wanted], shape.wanted), (plan.leaves, shape.leaves)]

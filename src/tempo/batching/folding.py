@@ -15,6 +15,7 @@ from jax import lax, tree_util
 from tempo.backends.jax.near import handed_over
 from tempo.batching.launches import added, held, pulled, taken
 from tempo.batching.trace import Kind, Trace
+from tempo.random import threefry
 
 Array = Any
 Inputs = dict[str, Any]
@@ -40,12 +41,15 @@ class Shape(NamedTuple):
     """Whether so many are computed, the last of them several times, and not only as many as there are."""
     rows: int
     """Of the arenas."""
+    draws: bool
+    """Whether cells draw random numbers, so that there is a seed."""
     pulled: tuple[str, ...] = ()
     """The arrays that gradients are wanted for."""
 
     def unpacked(self, arrays: Sequence[Array]) -> Inputs:
         """What the program is given, by name."""
         numbers, *others = arrays
+        seed = others.pop() if self.draws else None
         ends = 0
 
         def next_one(*sizes: int) -> Array:
@@ -67,7 +71,7 @@ class Shape(NamedTuple):
                 data[name] = next(rest)
         weights = jnp.where(jnp.arange(self.wanted) < count, 1 / count, 0).astype(np.float32)
         found = {"data": data, "wanted": wanted, "rows": rows, "leaves": leaves, "weights": weights}
-        return found | {"segments": segments, "all_turns": self.all_turns}
+        return found | {"segments": segments, "all_turns": self.all_turns, "seed": seed}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +87,8 @@ class Part:
     """Which of its arguments, flattened, are states of nodes."""
     data: Mapping[str, int]
     """Which are the forest's arrays."""
+    number: int
+    """Which of the model's cells it is."""
 
     def own(self, values: Mapping[str, Array]) -> list[Array]:
         return [values[name] for name in self.names]
@@ -92,7 +98,12 @@ class Part:
         data = inputs["data"]
         known = {name: others[name] if name in others else taken(data[name], nodes) for name in self.asked}
         leaves: list[Array] = tree_util.tree_leaves(known)
-        return leaves
+        return [*leaves, self.keys(inputs["seed"], nodes)] if self.trace.draws else leaves
+
+    def keys(self, seed: Array, nodes: Array) -> Array:
+        """The keys of what it draws for some nodes."""
+        here = nodes.astype(np.uint32), jnp.full(nodes.shape, self.number, np.uint32)
+        return jnp.stack(lax.optimization_barrier(threefry((seed[0], seed[1]), here)), 1)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +111,10 @@ class Parts:
     leaf: Part
     inner: Part
     loss: Part | None
+
+    @property
+    def draws(self) -> bool:
+        return any(part is not None and part.trace.draws for part in (self.leaf, self.inner, self.loss))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
-from tempo.batching.trace import Kind, Trace, kind
+from tempo.batching.trace import KEY, Kind, Trace, kind
 from tempo.errors import BoundError, DtypeError, ProgramError, ShapeError, user_line
 from tempo.graph.node import Graph, Node, shape_symbols
 from tempo.graph.structural import HOST, INPUT
@@ -40,10 +40,9 @@ class OverTime:
     def trace(self, cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         graph = self.program.graph
         for node in graph.nodes:
-            if node.op is HOST or (node.op is INPUT and node.attributes["input"] == "seed"):
-                what = "calls the host" if node.op is HOST else "draws random numbers"
+            if node.op is HOST:
                 raise ProgramError(
-                    f"cell {cell.name} is a program that {what}",
+                    f"cell {cell.name} is a program that calls the host",
                     places=[("here", node.source)],
                     hint="a cell is a function of its arguments",
                 )
@@ -51,6 +50,7 @@ class OverTime:
             raise ProgramError(f"cell {cell.name} is a program that emits values", hint="let it only have outputs")
         _check_outputs(cell, graph)
         inputs = {node.attributes["input"]: node for node in graph.nodes if node.op is INPUT}
+        draws = inputs.pop("seed", None) is not None
         names = tuple(self.parameters.parameters()) if self.parameters is not None else ()
         read = tuple(name for name in names if name in inputs)
         free = [name for name in inputs if name not in names]
@@ -62,7 +62,8 @@ class OverTime:
         outputs = sorted(graph.outputs)  # as JAX orders the keys of a dict
 
         def function(parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
-            given = {**dict(zip(read, parameters, strict=True)), **dict(zip(order, arguments, strict=True))}
+            named = [*order, "seed"] if draws else order
+            given = {**dict(zip(read, parameters, strict=True)), **dict(zip(named, arguments, strict=True))}
             apart = {
                 name: tuple(array) if name in run._machine.apart else array
                 for name, array in given.items()
@@ -73,11 +74,14 @@ class OverTime:
 
         shapes = self.parameters.parameters() if self.parameters is not None else {}
         own = [jax.ShapeDtypeStruct(tuple(shapes[n].shape), np.dtype(shapes[n].dtype or np.float32)) for n in read]  # type: ignore[no-untyped-call]
+        kinds = (*kinds, KEY) if draws else kinds
         given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in kinds]  # type: ignore[no-untyped-call]
         results = tuple(kind(tuple(s.shape), np.dtype(s.dtype)) for s in jax.eval_shape(function, own, given))
         form = 0 if len(outputs) == 1 else dict.fromkeys(outputs, 0)
         structure = tree_util.tree_structure(form)
-        return Trace(cell, structure, read, kinds, results, (), (), function=function, stops=bool(graph.stops))
+        return Trace(
+            cell, structure, read, kinds, results, (), (), function=function, stops=bool(graph.stops), draws=draws
+        )
 
     def _bounds(self, cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind]) -> dict[str, int]:
         """The numbers of steps: those that follow from the arguments, and those that were given with the program."""

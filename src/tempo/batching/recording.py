@@ -26,10 +26,11 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, cell, kind_of, local
+from tempo.batching.draws import Draws, of_instance
 from tempo.batching.phases import STRIDE, Phases
 from tempo.batching.specialised import specialised
 from tempo.batching.trace import Kind, Trace
-from tempo.batching.value import Value
+from tempo.batching.value import StartAgainError, Value
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Stream:
     def __init__(self, recorder: Recorder, trace: Trace, is_value: tuple[bool, ...], form: tuple[Any, ...]) -> None:
         self.recorder = recorder
         self.trace = trace
+        if trace.draws:
+            is_value = (*is_value, False)  # the key
         self.is_value = is_value
         self.sources = tuple([Source(self, kind) for kind in trace.results])
         leaf = tree_util.tree_structure(0)
@@ -113,9 +116,10 @@ class Source:
 class Recorder:
     """What the instances of one mini-batch have called so far."""
 
-    def __init__(self, cells: Iterable[Cell], phases: Phases) -> None:
+    def __init__(self, cells: Iterable[Cell], phases: Phases, seed: int | None) -> None:
         self.cells = set(cells)
         self.phases = phases
+        self.seed = seed
         self.streams: dict[Any, Stream] = {}
         self.fast: dict[Cell, list[Stream]] = {}
         """Per cell the streams of calls that look like earlier ones, the latest first."""
@@ -131,6 +135,10 @@ class Recorder:
         self.fibers: Fibers | None = None
         self.reads = False
         """Whether a model has read a value, and could not wait for it."""
+        self.draws: Draws | None = None if seed is None else of_instance(seed, 0)
+        """The keys of what is drawn where the model is; None as long as no cell is known to draw."""
+        self.drew = False
+        """Whether one has, without a key."""
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.
@@ -161,7 +169,13 @@ class Recorder:
                 level = value.level + 1
         if stream.anchor:
             level = -(-level // STRIDE) * STRIDE
-        for column, leaf in zip(stream.data, [leaf for leaf in leaves if type(leaf) is not Value], strict=True):
+        data = [leaf for leaf in leaves if type(leaf) is not Value]
+        if stream.trace.draws:
+            if self.draws is None:
+                self.drew = True
+                raise StartAgainError
+            data.append(self.draws.next())
+        for column, leaf in zip(stream.data, data, strict=True):
             column.append(leaf)
         base = self.count
         stream.numbers.extend([*(value.number for value in values), base, level])
@@ -231,6 +245,11 @@ class Recorder:
                 for sources in (*one.inside, *one.known):
                     sources.clear()
         (stream.inside if other.phase == stream.phase else stream.known)[argument].add(source)
+
+    def begin(self, instance: int) -> None:
+        """What follows is of an instance, until another one begins."""
+        self.starts.append((self.count, instance))
+        self.draws = None if self.seed is None else of_instance(self.seed, instance)
 
     def instance(self, number: int) -> int | None:
         """The instance that a result is of, where instances were recorded one after another."""

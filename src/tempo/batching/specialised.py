@@ -70,6 +70,10 @@ def specialised(stream: Stream, form: tuple[Any, ...]) -> tuple[Callable[..., An
                 same = f"type({name}) is {part.__name__}"
             checks.append(f"if not ({same}): raise ValueError")
             appends.append(f"append{k}({name})")
+    if stream.trace.draws:
+        k = len(appends)
+        constants[f"append{k}"] = stream.data[k].append
+        appends.append(f"append{k}(recorder.draws.next())")
     constants["extend"] = stream.numbers.extend
     results = []
     for n, source in enumerate(stream.sources):

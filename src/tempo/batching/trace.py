@@ -53,6 +53,10 @@ def kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Kind:
     return Kind(shape, dtype)
 
 
+KEY = kind((2,), np.dtype(np.uint32))
+"""What keys a generator."""
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A cell's body for arguments of certain kinds, as a function of arrays."""
@@ -73,6 +77,9 @@ class Trace:
     """What it is instead of nodes, if it is a program over time."""
     stops: bool = False
     """Whether that program stops on data, so that there is no gradient through it."""
+    draws: bool = False
+    """Whether random numbers are drawn: the last argument is their key then, which is another one for every call, and
+    which nobody gives."""
     early: Trace | None = None
     """What was taken out of it: its results are the last arguments, lane by lane."""
 

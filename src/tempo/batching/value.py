@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tempo.batching.recording import Source
 
 
-class Reading(BaseException):
-    """A model reads a value, so that its instances must be able to wait."""
+class StartAgainError(BaseException):
+    """A model does what it cannot do as it is run: it is run again, in another way."""
 
 
 class Value:
@@ -53,7 +53,7 @@ class Value:
         recorder = self.source.stream.recorder
         if recorder.fibers is None:
             recorder.reads = True
-            raise Reading
+            raise StartAgainError
         return recorder.fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

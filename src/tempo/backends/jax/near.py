@@ -39,10 +39,18 @@ def is_handed_over(array: Array) -> bool:
     return array.sharding.memory_kind == PINNED or not _is_away()
 
 
-def _is_away() -> bool:
-    """Whether the results of compiled functions are in memory that the host has to fetch them from."""
+def default_device() -> Any:
+    """Where compiled functions run, unless they are given arrays that are elsewhere."""
     settings: Any = jax.config
     device = settings.jax_default_device
     if device is None:
+        return jax.devices()[0]
+    return jax.devices(device)[0] if isinstance(device, str) else device
+
+
+def _is_away() -> bool:
+    """Whether the results of compiled functions are in memory that the host has to fetch them from."""
+    settings: Any = jax.config
+    if settings.jax_default_device is None:
         return jax.default_backend() != "cpu" and _has_pinned(jax.devices()[0])
-    return has_pinned(jax.devices(device)[0] if isinstance(device, str) else device)
+    return has_pinned(default_device())

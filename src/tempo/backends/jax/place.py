@@ -42,8 +42,11 @@ class Place:
         """The inputs for one call of one XLA program, which puts NumPy arrays on its device itself: for a small one
         that takes 2 us, where ``device_put`` takes 45."""
         arrays = {name: inputs[name] for name in self.inputs}
-        others = (n for n, array in arrays.items() if n in self.apart or not _is_small(array))
+        others = (n for n, array in arrays.items() if n in self.apart or not self.is_handed_over(array))
         return arrays | {name: self.steps_on_device(name, arrays[name]) for name in others}
+
+    def is_handed_over(self, array: Array) -> bool:
+        return isinstance(array, np.ndarray) and not transfer.goes_in_pieces(array, self.device)
 
     def steps_on_device(self, name: str, given: Any) -> Any:
         """An input on the device, or one array for each step of its first dim, if that is unrolled."""
@@ -70,7 +73,3 @@ class Place:
                 return jnp.array(jax.dlpack.from_dlpack(value), copy=True)
             except (TypeError, ValueError, RuntimeError, BufferError):  # a device or a dtype that JAX does not know
                 return None
-
-
-def _is_small(array: Array) -> bool:
-    return isinstance(array, np.ndarray) and array.nbytes < transfer.LEAST

@@ -50,12 +50,16 @@ class _Staging(threading.local):
 _staging = _Staging()
 
 
+def goes_in_pieces(array: Any, device: Any) -> bool:
+    """Whether that is the fastest way for an array to a device."""
+    return isinstance(array, np.ndarray) and array.flags.c_contiguous and LEAST <= array.nbytes <= _most(device)
+
+
 def put(array: Any, device: Any) -> Array:
     """An array on a device."""
-    if isinstance(array, np.ndarray) and array.flags.c_contiguous and LEAST <= array.nbytes <= _most(device):
-        pieces = np.array_split(array.reshape(-1), PIECES)
-        return _joined(jax.device_put(pieces, device), array.shape)
-    return jax.device_put(array, device)
+    if not goes_in_pieces(array, device):
+        return jax.device_put(array, device)
+    return _joined(jax.device_put(np.array_split(array.reshape(-1), PIECES), device), array.shape)
 
 
 def put_stacked(arrays: Sequence[Any], dtype: np.dtype[Any], device: Any) -> Array | None:
