@@ -66,11 +66,14 @@ def test_data_of_recursive_models(sent: list[int], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transfer, "_most", lambda device: 2**20)
     double = tp.cell(lambda x: 2 * x, name="double")
     data = [np.full(4, n, np.float64) for n in range(11)]
-    found = tp.batch(lambda x: double(double(x)))(data)
-    np.testing.assert_array_equal(found, [4 * x for x in data])
+    batched = tp.batch(lambda x: double(double(x)))
+    np.testing.assert_array_equal(batched(data), [4 * x for x in data])
     assert sent == [8]
+    np.testing.assert_array_equal(batched(data[:9]), [4 * x for x in data[:9]])
+    assert sent == [8, 8]
+    assert batched.statistics.compiled == 0
     np.testing.assert_array_equal(tp.batch(lambda x: double(double(x)))(data[:3]), [4 * x for x in data[:3]])
-    assert sent == [8]
+    assert sent == [8, 8]
 
 
 def test_data_in_the_order_of_levels(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

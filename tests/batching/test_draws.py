@@ -200,6 +200,14 @@ def test_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(folded()(forest, seed=2), states, rtol=1e-5)
 
 
+def test_the_cells_of_a_fold_draw_different_numbers_for_a_node() -> None:
+    def apart(state: Any) -> Any:
+        return tp.sum(tp.abs(state - tp.random.uniform((SIZE,))))
+
+    folded = tp.fold(lambda word: tp.random.uniform((SIZE,)), lambda children: tp.sum(children, axis=0), apart)
+    assert folded.value_and_grad(tp.forest(children=[[], []], word=[1, 1]))[0] > 0.5
+
+
 def test_keys() -> None:
     """None occurs twice: of instances, calls, and functions side by side in each other."""
     found = []

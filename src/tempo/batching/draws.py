@@ -11,7 +11,6 @@ Key = tuple[int, int]
 
 _WORD, _DOUBLE = 2**32 - 1, 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15
-_CALL, _FUNCTION = 1, 2
 
 
 class Draws:
@@ -39,12 +38,12 @@ class Draws:
     def next(self) -> Key:
         """The key of the next call."""
         self.calls += 1
-        found = _mixed(self._root() ^ _CALL, self.calls)
+        found = _mixed(self._root(), self.calls)
         return found & _WORD, found >> 32
 
     def _root(self) -> int:
         if self.root is None:
-            start = 0 if self.outer is None else self.outer._root() ^ _FUNCTION
+            start = 0 if self.outer is None else self.outer._root()
             self.root = _mixed(_mixed(start, self.place[0]), self.place[1])
         return self.root
 
