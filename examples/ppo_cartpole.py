@@ -10,14 +10,14 @@ import tempo as tp
 from tempo import rl
 
 
-def train(iterations=50, count=8, steps=64, seed=0):
+def train(iterations=100, count=8, steps=64, seed=0):
     """The trained policy's parameters, by name; what it learns is printed as it comes."""
     algorithm = rl.ppo(rl.CartPole(), iterations=iterations, count=count, steps=steps, rate=2.5e-3)
     run = algorithm.program.compile(algorithm.bounds)
     stream = run.stream(seed=seed)
     for record in stream:
         iteration = record.point["i"] + 1
-        if record.name == "episode_return" and (iteration % 10 == 0 or iteration == 1):
+        if record.name == "episode_return" and (iteration % 20 == 0 or iteration == 1):
             mean = "none ended" if np.isnan(record.value) else f"a return of {record.value:.0f}"
             print(f"after {iteration * count * steps:6} steps: episodes with {mean}")
     return {name: array for name, array in stream.result.outputs.items() if name.startswith("policy.")}
