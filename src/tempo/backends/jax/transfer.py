@@ -7,10 +7,11 @@ together again (25 and 200 MB, an H200 with 16 cores: 3.5 -> 1.2 ms and 24 -> 9.
 
 from __future__ import annotations
 
-import itertools
 import math
+import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +22,8 @@ import numpy as np
 Array = Any
 
 PIECES = 8
+THREADS = 4
+"""Threads that stack arrays. More of them take longer."""
 LEAST = 8 * 2**20
 """Bytes of an array that is sent in pieces."""
 SHARE = 32
@@ -63,24 +66,30 @@ def put(array: Any, device: Any) -> Array:
 
 
 def put_stacked(arrays: Sequence[Any], dtype: np.dtype[Any], device: Any) -> Array | None:
-    """Arrays of one shape as one with another axis in front, on a device: each piece is stacked while those before it
-    are on their way. None if that is not worth it."""
+    """Arrays of one shape as one with another axis in front, on a device. None if one by itself is not worth it."""
     shape = (len(arrays), *np.shape(arrays[0]))
-    if len(arrays) < PIECES or not LEAST <= math.prod(shape) * dtype.itemsize <= _most(device):
+    if len(arrays) < THREADS or not LEAST <= math.prod(shape) * dtype.itemsize <= _most(device):
         return None
-    whole, pieces = _staging.take(shape, dtype), []
-    ends = [len(arrays) * n // PIECES for n in range(PIECES + 1)]
-    for start, stop in itertools.pairwise(ends):
-        for row, array in zip(whole[start:stop], arrays[start:stop], strict=True):
-            np.copyto(row, array, casting="unsafe")
-        pieces.append(jax.device_put(whole[start:stop], device))
-    # Then others may write to this memory.
-    return _joined(pieces, shape).block_until_ready()
+    whole = _staging.take(shape, dtype)
+
+    def fill(part: int) -> None:
+        own = slice(len(arrays) * part // THREADS, len(arrays) * (part + 1) // THREADS)
+        np.stack(arrays[own], out=whole[own], casting="unsafe")
+
+    list(_threads(os.getpid()).map(fill, range(THREADS)))
+    # When it is there, others may write to this memory.
+    return put(whole, device).block_until_ready()
 
 
 def stacked(arrays: Sequence[Any], dtype: Any) -> np.ndarray[Any, Any]:
     """Arrays of one shape as one with another axis in front."""
     return np.stack([np.asarray(array) for array in arrays], dtype=dtype, casting="unsafe")
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Those of a process: one that was forked off has not those of its parent."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="tempo-stack")
 
 
 @cache
