@@ -142,7 +142,7 @@ class Batched(Parametrised):
         self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, seed: int = 0
     ) -> list[Any]:
         """The same without any batching: every call of a cell is computed when it is made, so that the model can be
-        looked at while it runs (its values are arrays). Slow."""
+        looked at while it runs (its values can be printed). Slow."""
         check_seed(seed)
         values = self.given(parameters)
         outer = current()
@@ -155,7 +155,8 @@ class Batched(Parametrised):
                 results.append(run_one(self.model, instance, n))
         finally:
             use(outer)
-        return results
+        found: list[Any] = replaced(results, lambda value: value.array)
+        return found
 
     @_no_collections()
     def value_and_grad(
@@ -377,6 +378,11 @@ class _Run:
     def flowed(self, leaves: Sequence[Any], flows: Arenas) -> list[np.ndarray[Any, Any]]:
         """What has flowed into data: zeros where no cell was given them."""
         numbers = {key[0]: (key[1], number) for key, (number, _) in self.put.found.items()}
+        if leaves and not any(id(leaf) in numbers for leaf in leaves):
+            raise GradientError(
+                "inputs: no cell was given any of these arrays",
+                hint="gradients are of arrays that cells are given as they are: rows of them, or copies, are others",
+            )
         there = [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
         rows = self.store.rows.of[[number for _, number in there]]
         found, _ = fetched(flows, [kind for kind, _ in there], rows)

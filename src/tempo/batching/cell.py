@@ -14,7 +14,7 @@ from jax import tree_util
 
 import tempo as tp
 from tempo.batching.over_time import OverTime
-from tempo.batching.trace import KEY, Kind, Trace, kind
+from tempo.batching.trace import KEY, Kind, Trace, kind, narrowed
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
@@ -114,12 +114,14 @@ def cell(
     return Cell(body, name)
 
 
-_NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
-_NARROW[np.dtype(np.uint64)] = np.dtype(np.uint32)
-
-
 def kind_of(leaf: Any, name: str) -> Kind:
-    """The kind of an argument that is data. What NumPy makes 64 bits wide by itself is made 32 bits wide."""
+    """The kind of an argument that is data."""
+    if isinstance(leaf, tp.RecurrentTensor):
+        raise ProgramError(
+            f"cell {name} is called inside of another cell",
+            places=[("here", user_line())],
+            hint="cells are called by the model; inside of a cell call the function, or the module, itself",
+        )
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
         raise DtypeError(
@@ -128,7 +130,7 @@ def kind_of(leaf: Any, name: str) -> Kind:
             hint="arguments are arrays, numbers, results of cells, or tuples, lists and dicts of these; "
             "what is the same for all calls belongs into the cell",
         )
-    return kind(array.shape, _NARROW.get(array.dtype, array.dtype))
+    return kind(array.shape, narrowed(array.dtype))
 
 
 def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:

@@ -12,6 +12,8 @@ import numpy as np
 from tempo.backends.jax import transfer
 from tempo.backends.jax.near import default_device
 from tempo.batching.trace import Kind
+from tempo.errors import InputError
+from tempo.ops.creation import misfit
 
 Array = Any
 
@@ -27,7 +29,8 @@ class Column:
     def rows(self, first: int, count: int, length: int) -> Array:
         """So many of them from the first on, filled up with the last to a length: an array of NumPy's or, if there is
         much to send, one that is on its way to the device."""
-        if self.kind.bytes * count >= transfer.LEAST:
+        # Integers are looked at first: whether they fit.
+        if self.kind.bytes * count >= transfer.LEAST and self.kind.dtype.kind not in "iu":
             numbers = range(first, first + count) if self.order is None else self.order[first : first + count]
             leaves = [self.leaves[n] for n in numbers]
             leaves += leaves[-1:] * (length - count)
@@ -50,6 +53,20 @@ class Column:
 
 def stacked(leaves: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:
     """Data of one kind as one array."""
+    if kind.dtype.kind in "iu":
+        return fitted(np.stack([np.asarray(leaf) for leaf in leaves]) if kind.shape else np.asarray(leaves), kind.dtype)
     if kind.shape:
         return transfer.stacked(leaves, kind.dtype)
     return np.asarray(leaves).astype(kind.dtype)
+
+
+def fitted(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of this dtype, which has room for all of its numbers."""
+    if array.dtype == dtype:
+        return array
+    wrong = max(array.flat, key=abs) if array.dtype == object else misfit(array, dtype)
+    if wrong is not None:
+        raise InputError(
+            f"cells are given {wrong}, which does not fit into {dtype.name}", hint="cells compute with 32 bits at most"
+        )
+    return array.astype(dtype)

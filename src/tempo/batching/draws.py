@@ -50,7 +50,7 @@ class Draws:
 
 def of_instance(seed: int, instance: int) -> Draws:
     found = Draws()
-    found.place = seed, instance
+    found.place = int(seed), instance  # NumPy's integers would overflow
     return found
 
 

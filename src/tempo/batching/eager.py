@@ -14,6 +14,7 @@ from tempo.batching.cell import Cell, kind_of
 from tempo.batching.columns import stacked
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.trace import Trace
+from tempo.batching.value import Computed
 
 Array = Any
 
@@ -43,6 +44,7 @@ class _Calls:
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = tree_util.tree_flatten((args, kwargs))
+        leaves = [leaf.array if isinstance(leaf, Computed) else leaf for leaf in leaves]
         kinds = [kind_of(leaf, cell.name) for leaf in leaves]
         trace = cell.trace(structure, tuple(kinds))
         if trace not in self.eager.compiled:
@@ -55,4 +57,4 @@ class _Calls:
             arrays.append(np.array(self.draws.next(), np.uint32))
         own = self.parameters.get(cell, {})
         results = self.eager.compiled[trace]([own[name] for name in trace.parameters], arrays)
-        return tree_util.tree_unflatten(trace.structure, results)
+        return tree_util.tree_unflatten(trace.structure, [Computed(result, self) for result in results])

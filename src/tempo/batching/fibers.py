@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.value import Value
+from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.batched import Errors
@@ -86,13 +88,15 @@ class _Join:
 class _Fiber:
     """One function that runs, or waits: for a value, or for other fibers."""
 
-    __slots__ = ("draws", "error", "fibers", "function", "join", "joins", "result", "stack")
+    __slots__ = ("context", "draws", "error", "fibers", "function", "join", "joins", "result", "stack")
 
     def __init__(
         self, fibers: Fibers, function: Callable[[], Any], draws: Draws | None, join: _Join | None = None
     ) -> None:
         self.fibers = fibers
         self.function = function
+        self.context = copy_context()
+        """The values of context variables: those that whoever starts it has."""
         self.draws = draws
         """The keys of what it draws next."""
         self.join = join
@@ -162,7 +166,27 @@ class Fibers:
         fiber.draws = self.recorder.draws
         if fiber.joins:
             self._start_others(fiber)
+        inner = current()
+        if inner is not self.recorder:
+            return self._read_inside(fiber, inner)
         found: np.ndarray[Any, Any] = self.hub.switch()
+        return found
+
+    def _read_inside(self, fiber: _Fiber, inner: Any) -> np.ndarray[Any, Any]:
+        """The same from a mini-batch that is computed inside of this one."""
+        if greenlet.getcurrent() is not fiber.stack:
+            # One of its own fibers, and the other ones would not know that this one waits for somebody else.
+            self.waiting.pop()
+            raise ProgramError(
+                f"{self.values.pop()!r}, of another mini-batch, is read in one inside of it that waits for values, too",
+                places=[("here", user_line())],
+                hint="read it before: value = float(value)",
+            )
+        use(self.recorder)
+        try:
+            found: np.ndarray[Any, Any] = self.hub.switch()
+        finally:
+            use(inner)
         return found
 
     def _start_others(self, fiber: _Fiber) -> None:
@@ -222,6 +246,7 @@ class Fibers:
             if stack is None:
                 fiber.stack = stack = idle.pop() if idle else _Stack()
                 stack.fiber = fiber
+                stack.gr_context = fiber.context
                 self.begun[fiber] = None
             self.running = fiber
             self.recorder.draws = fiber.draws

@@ -19,7 +19,7 @@ from tempo import dtypes
 from tempo.batching import folding
 from tempo.batching.cell import Cell, cell
 from tempo.batching.folding import WORD, Part, Parts, Shape
-from tempo.batching.forest import Forest, Layout, layout
+from tempo.batching.forest import GIVEN, Forest, Layout, layout
 from tempo.batching.kernels import jit
 from tempo.batching.over_time import OverTime
 from tempo.batching.parameters import Parametrised
@@ -31,8 +31,6 @@ from tempo.given import check_seed, seed_words
 
 Array = Any
 
-GIVEN = ("children", "present", "state")
-"""Arguments of cells that are not the forest's arrays."""
 TURNS = 8
 """For so many numbers of chunks, at most, there are programs in which they are constants."""
 
@@ -80,7 +78,7 @@ class Fold(Parametrised):
         else:
             arenas = self._run(self._forward, *prepared)
             states = [
-                arena[: len(chosen)].reshape(-1, *one.shape)
+                arena[: len(chosen)].reshape(len(chosen), *one.shape)
                 for arena, one in zip(arenas, parts.leaf.trace.results, strict=True)
             ]
         return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
@@ -291,7 +289,8 @@ def _chosen(nodes: Any, forest: Forest) -> np.ndarray[Any, Any]:
     found = np.asarray(nodes, None if np.size(nodes) else np.int32)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not np.all((found >= 0) & (found < len(forest))):
         raise InputError(f"nodes is not a list of numbers from 0 to {len(forest) - 1}: {nodes!r}")
-    return found
+    # Of one type: what is planned is found by their bytes.
+    return found.astype(np.int64)
 
 
 def _packed(columns: Sequence[tuple[Array, int]]) -> Array:

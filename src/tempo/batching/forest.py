@@ -18,9 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from tempo.batching.columns import fitted
+from tempo.batching.trace import narrowed
 from tempo.errors import InputError, ShapeError
 
 Array = np.ndarray[Any, Any]
+
+GIVEN = ("children", "present", "state")
+"""What cells are given beside a forest's arrays, by these names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,10 @@ class Forest:
             node = int(np.argwhere(children >= len(children))[0, 0])
             raise InputError(f"node {node} has a child {inner.max()}, and there are {len(children)} nodes")
         for name, rows in self.data.items():
+            if name in GIVEN:
+                raise InputError(
+                    f"forest: no array can be named {name}", hint="that is what cells are given of their own nodes"
+                )
             if len(rows) != len(children):
                 raise ShapeError(f"{name} has {len(rows)} rows, and there are {len(children)} nodes")
         is_root = np.ones(len(children), bool)
@@ -113,6 +122,11 @@ def _from_nested(
 def _rows(children: Any, arity: int | None) -> Array:
     """Lists of children, or rows of an array, as rows of ``arity`` numbers."""
     is_array = isinstance(children, np.ndarray)
+    if is_array and (children.ndim != 2 or (children.size and children.dtype.kind not in "iu")):
+        raise InputError(
+            f"forest: children is an array of shape {children.shape}, {children.dtype}",
+            hint="a row of numbers for every node, (nodes, arity), filled up with -1; or a list of lists",
+        )
     most = children.shape[1] if is_array else max((len(row) for row in children), default=0)
     width = max(most, 1) if arity is None else arity
     if width < most:
@@ -123,6 +137,7 @@ def _rows(children: Any, arity: int | None) -> Array:
     else:
         for n, row in enumerate(children):
             array[n, : len(row)] = row
+        array = np.maximum(array, -1)
     return array
 
 
@@ -133,8 +148,8 @@ def _fixed(array: Array) -> Array:
 
 
 def _narrow(array: Array) -> Array:
-    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}
-    return array.astype(narrow.get(array.dtype, array.dtype), copy=False)
+    """Of the types that cells compute with, in this machine's order of bytes."""
+    return fitted(array, narrowed(array.dtype))
 
 
 def _levels(children: Array) -> list[Array]:

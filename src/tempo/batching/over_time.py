@@ -18,9 +18,11 @@ from jax import tree_util
 import tempo as tp
 from tempo.batching.trace import KEY, Kind, Trace, kind
 from tempo.errors import BoundError, DtypeError, ProgramError, ShapeError, user_line
-from tempo.graph.node import Graph, Node, shape_symbols
+from tempo.given import can_cast, check_bounds, resolve
+from tempo.graph.node import Graph, Node, shape_symbols, show_shape
 from tempo.graph.structural import HOST, INPUT
 from tempo.runtime.executable import Executable
+from tempo.symbolic import Symbol
 
 if TYPE_CHECKING:
     from tempo.batching.cell import Cell
@@ -55,7 +57,10 @@ class OverTime:
         read = tuple(name for name in names if name in inputs)
         free = [name for name in inputs if name not in names]
         order = self._order(cell, structure, free)
-        run = Executable(graph, self._bounds(cell, {name: inputs[name] for name in order}, kinds))
+        arguments = {name: inputs[name] for name in order}
+        bounds = check_bounds(graph, self._bounds(cell, arguments, kinds))
+        _check_arguments(cell, arguments, kinds, bounds)
+        run = Executable(graph, bounds)
         lowering, wide = run._machine.lowering, run._machine.wide
         if wide:
             raise DtypeError(f"cell {cell.name} computes with 64 bits: 32 bits at most")
@@ -85,7 +90,16 @@ class OverTime:
 
     def _bounds(self, cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind]) -> dict[str, int]:
         """The numbers of steps: those that follow from the arguments, and those that were given with the program."""
+        needed = {bound.name: (bound, dim) for dim in self.program.graph.dims for bound in dim.bound.symbols()}
         bounds = {getattr(bound, "name", bound): size for bound, size in self.bounds.items()}
+        for bound in self.bounds:
+            own, _ = needed.get(getattr(bound, "name", bound), (None, None))
+            if own is None or (isinstance(bound, Symbol) and bound is not own):
+                raise BoundError(
+                    f"cell {cell.name}: program '{self.program.name}' has no bound {bound}"
+                    f"{' of its own' if own is not None else ''}",
+                    hint=f"there are: {', '.join(needed) or 'none'}",
+                )
         given = set(bounds)
         for (name, node), one in zip(inputs.items(), kinds, strict=True):
             axes = len(node.domain)
@@ -100,13 +114,12 @@ class OverTime:
                     raise ShapeError(
                         f"cell {cell.name}: argument {name} has {size} steps of {dim.name}, {other} {bounds[bound]}"
                     )
-        needed = {bound.name: dim for dim in self.program.graph.dims for bound in dim.bound.symbols()}
-        for bound, dim in needed.items():
-            if bound not in bounds:
+        for name, (_, dim) in needed.items():
+            if name not in bounds:
                 raise BoundError(
                     f"cell {cell.name} is a program, and no argument says how many steps of {dim.name} there are",
                     places=[("here", user_line())],
-                    hint=f"tp.cell(program, bounds={{{bound}: ...}})",
+                    hint=f"tp.cell(program, bounds={{{name}: ...}})",
                 )
         return bounds
 
@@ -126,6 +139,23 @@ class OverTime:
                 f"cell {cell.name} is a program: its arguments are arrays", places=[("here", user_line())]
             )
         return sorted(named, key=named.__getitem__)
+
+
+def _check_arguments(cell: Cell, inputs: Mapping[str, Node], kinds: Sequence[Kind], bounds: Mapping[Any, int]) -> None:
+    """Raise if arguments are not what a program's inputs are declared as."""
+    for (name, node), one in zip(inputs.items(), kinds, strict=True):
+        expected = tuple(resolve((*(dim.bound for dim in node.domain), *node.shape), bounds))
+        if one.shape != expected:
+            raise ShapeError(
+                f"cell {cell.name}: argument {name} has shape {show_shape(one.shape)}, expected {show_shape(expected)}",
+                places=[("here", user_line()), (name, node.source)],
+            )
+        if not can_cast(one.dtype, node.dtype):
+            raise DtypeError(
+                f"cell {cell.name}: argument {name} has dtype {one.dtype.name}, "
+                f"which does not convert to {node.dtype.name}",
+                places=[("here", user_line()), (name, node.source)],
+            )
 
 
 def _check_outputs(cell: Cell, graph: Graph) -> None:

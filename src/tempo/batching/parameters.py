@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -91,4 +92,9 @@ def _checked(module: tp.nn.Module, values: Mapping[str, Array]) -> dict[str, Arr
         if np.shape(value) != tuple(wanted[name].shape):
             raise ShapeError(f"parameter {name} has shape {tuple(wanted[name].shape)}, found {np.shape(value)}")
     dtypes = {name: np.dtype(wanted[name].dtype or np.float32) for name in wanted}
-    return {name: jnp.asarray(values[name], dtypes[name]) for name in wanted}
+    return {name: _own(values[name], dtypes[name]) for name in wanted}
+
+
+def _own(value: Array, dtype: np.dtype[Any]) -> Array:
+    """An array of JAX's, which nobody writes to: of NumPy's it would have the memory, where there is but one."""
+    return jnp.asarray(value, dtype) if isinstance(value, jax.Array) else jnp.array(value, dtype)

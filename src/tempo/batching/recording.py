@@ -133,6 +133,7 @@ class Recorder:
         self.starts: list[tuple[int, int]] = []
         """From which number on results are an instance's."""
         self.fibers: Fibers | None = None
+        self.closed = False
         self.reads = False
         """Whether a model has read a value, and could not wait for it."""
         self.draws: Draws | None = None if seed is None else of_instance(seed, 0)
@@ -141,6 +142,8 @@ class Recorder:
         """Whether one has, without a key."""
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.closed:
+            raise _kept(cell, next(leaf for leaf in args if type(leaf) is Value))
         # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.
         form: list[Any] = [cell]
         known = not kwargs
@@ -211,6 +214,7 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing more is recorded: let no cell keep what was."""
+        self.closed = True
         for one in self.fast:
             type(one).__call__ = Cell.__call__  # type: ignore[method-assign]
 

@@ -53,6 +53,17 @@ def kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Kind:
     return Kind(shape, dtype)
 
 
+_NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+_NARROW[np.dtype(np.uint64)] = np.dtype(np.uint32)
+
+
+def narrowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of data inside of cells: what NumPy makes 64 bits wide by itself is made 32 bits wide; and bytes are in
+    the machine's own order."""
+    dtype = dtype.newbyteorder("=")
+    return _NARROW.get(dtype, dtype)
+
+
 KEY = kind((2,), np.dtype(np.uint32))
 """What keys a generator."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tempo.batching.cell import Cell, cell
-from tempo.batching.trace import Kind
+from tempo.batching.trace import Kind, kind
 from tempo.errors import ProgramError, user_line
 
 if TYPE_CHECKING:
@@ -22,23 +23,19 @@ class StartAgainError(BaseException):
     """A model does what it cannot do as it is run: it is run again, in another way."""
 
 
-class Value:
-    """A result of a cell: a tensor that is computed later, together with those of other instances.
+class Tensor:
+    """A result of a cell, as a model has it: operators on it are calls of small cells, comparisons and conversions
+    (``float(v)``, ``bool(v)``, ``v > 0.5``, ``np.asarray(v)``) read it."""
 
-    Operators on it are recorded, too, each as a small cell. Reading it (``float(v)``, ``bool(v)``, ``v > 0.5``,
-    ``np.asarray(v)``) makes this instance wait until it is computed.
-    """
+    __slots__ = ()
 
-    # No __init__: one would take as long again as all that is done here (140 ns instead of 70, for every result).
-    __slots__ = ("level", "number", "source")
+    kind: Kind
+    recorder: Any
+    """Where calls with it are recorded, or computed."""
 
-    source: Source
-    number: int
-    level: int
-
-    @property
-    def kind(self) -> Kind:
-        return self.source.kind
+    def read(self) -> np.ndarray[Any, Any]:
+        """The value as an array, for decisions of the model."""
+        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,14 +44,6 @@ class Value:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.kind.dtype
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """The value as an array, for decisions of the model."""
-        recorder = self.source.stream.recorder
-        if recorder.fibers is None:
-            recorder.reads = True
-            raise StartAgainError
-        return recorder.fibers.read(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         found = self.read()
@@ -84,21 +73,29 @@ class Value:
     def __ge__(self, other: Any) -> Any:
         return self.read() >= other
 
-    def __repr__(self) -> str:
-        return f"<{self.kind} of cell {self.source.stream.trace.cell.name}>"
+    def __eq__(self, other: Any) -> Any:
+        return self.read() == other
+
+    def __ne__(self, other: Any) -> Any:
+        return self.read() != other
+
+    __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Any:
-        parts = index if isinstance(index, tuple) else (index,)
-        for part in parts:
-            if not isinstance(part, int | slice | type(None) | type(...)):
+        parts = []
+        for part in index if isinstance(index, tuple) else (index,):
+            # Truth values are numbers, too, and True is found in a cache where 1 was put.
+            if isinstance(part, np.integer):
+                part = int(part)
+            if isinstance(part, bool) or not isinstance(part, int | slice | type(None) | type(...)):
                 raise ProgramError(
                     f"{self!r} is indexed with {part!r}",
                     places=[("here", user_line())],
                     hint="outside of a cell an index is made of numbers and slices; inside, tp.take takes any",
                 )
-        # Slices cannot be hashed before Python 3.12.
-        key = tuple(("slice", p.start, p.stop, p.step) if isinstance(p, slice) else p for p in parts)
-        return self.source.stream.recorder.call(_item(key), (self,), {})
+            # Slices cannot be hashed before Python 3.12.
+            parts.append(("slice", part.start, part.stop, part.step) if isinstance(part, slice) else part)
+        return self.recorder.call(_item(tuple(parts)), (self,), {})
 
     def __len__(self) -> int:
         if not self.shape:
@@ -109,25 +106,81 @@ class Value:
         return (self[n] for n in range(len(self)))
 
     def __neg__(self) -> Any:
-        return self.source.stream.recorder.call(_operator("neg"), (self,), {})
+        return self.recorder.call(_operator("neg"), (self,), {})
 
     def __abs__(self) -> Any:
-        return self.source.stream.recorder.call(_operator("abs"), (self,), {})
+        return self.recorder.call(_operator("abs"), (self,), {})
 
     __array_ufunc__ = None
 
 
+class Value(Tensor):
+    """One that is computed later, together with those of other instances: reading it makes this instance wait."""
+
+    # No __init__: one would take as long again as all that is done here (140 ns instead of 70, for every result).
+    __slots__ = ("level", "number", "source")
+
+    source: Source
+    number: int
+    level: int
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        return self.source.kind
+
+    @property
+    def recorder(self) -> Any:
+        return self.source.stream.recorder
+
+    def read(self) -> np.ndarray[Any, Any]:
+        recorder = self.recorder
+        if recorder.fibers is None:
+            if recorder.closed:
+                raise ProgramError(
+                    f"{self!r} is read after its mini-batch",
+                    places=[("here", user_line())],
+                    hint="what a model returns has arrays: numbers, lists, tuples, dicts and dataclasses of results",
+                )
+            recorder.reads = True
+            raise StartAgainError
+        found: np.ndarray[Any, Any] = recorder.fibers.read(self)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of cell {self.source.stream.trace.cell.name}>"
+
+
+class Computed(Tensor):
+    """One that is computed already, where every call is made by itself."""
+
+    __slots__ = ("array", "recorder")
+
+    def __init__(self, array: Any, recorder: Any) -> None:
+        self.array = array
+        self.recorder = recorder
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        return kind(self.array.shape, self.array.dtype)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        return np.asarray(self.array)
+
+    def __repr__(self) -> str:
+        return repr(self.array)
+
+
 def _binary(name: str) -> None:
-    """Let ``Value`` have an operator, and its reflection."""
+    """Let tensors have an operator, and its reflection."""
 
-    def there(self: Value, other: Any) -> Any:
-        return self.source.stream.recorder.call(_operator(name), (self, other), {})
+    def there(self: Tensor, other: Any) -> Any:
+        return self.recorder.call(_operator(name), (self, other), {})
 
-    def back(self: Value, other: Any) -> Any:
-        return self.source.stream.recorder.call(_operator(name), (other, self), {})
+    def back(self: Tensor, other: Any) -> Any:
+        return self.recorder.call(_operator(name), (other, self), {})
 
-    setattr(Value, f"__{name}__", there)
-    setattr(Value, f"__r{name}__", back)
+    setattr(Tensor, f"__{name}__", there)
+    setattr(Tensor, f"__r{name}__", back)
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
@@ -160,13 +213,18 @@ def values_in(result: Any, found: list[Value]) -> None:
             else:
                 values_in(part, found)
     elif what not in ATOMS:
-        replaced(result, found.append)
+
+        def noted(value: Any) -> Any:
+            found.append(value)
+            return value
+
+        replaced(result, noted)
 
 
-def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
-    """A result of the same structure with something else for each ``Value``."""
+def replaced(result: Any, of: Callable[[Any], Any]) -> Any:
+    """A result of the same structure with something else for each tensor."""
     what = type(result)
-    if what is Value:
+    if what is Value or what is Computed:
         return of(result)
     if what in ATOMS:
         return result
@@ -179,8 +237,12 @@ def replaced(result: Any, of: Callable[[Value], Any]) -> Any:
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return what(*(replaced(part, of) for part in result))
     if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
-        before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.init}
+        before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if hasattr(result, f.name)}
         after = {name: replaced(part, of) for name, part in before.items()}
-        changed = any(after[name] is not part for name, part in before.items())
-        return dataclasses.replace(result, **after) if changed else result
+        changed = {name: part for name, part in after.items() if part is not before[name]}
+        if changed:
+            # Not made anew: what its __init__ does was done with the model's own results.
+            result = copy.copy(result)
+            for name, part in changed.items():
+                object.__setattr__(result, name, part)
     return result
