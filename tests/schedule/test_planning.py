@@ -201,6 +201,13 @@ def test_plans_are_saved_and_loaded(tmp_path: Path) -> None:
     assert run(x=np.ones(8)).z == pytest.approx(prog.evaluate({T: 8}, x=np.ones(8)).z)
 
 
+def test_dims_or_their_names() -> None:
+    with tp.Program() as prog:
+        t, _ = prog.dim("t")
+    by_dim = tp.Plan(blocks={t: 3}, buckets={t: [2]}, unroll=(t,), tiles={t: 2})
+    assert by_dim == tp.Plan(blocks={"t": 3}, buckets={"t": [2]}, unroll=("t",), tiles={"t": 2})
+
+
 @pytest.mark.parametrize(
     ("plan", "message", "hint"),
     [

@@ -403,3 +403,21 @@ def test_a_last_block_that_is_shorter_than_a_tile_of_it() -> None:
     bounds, plan = {T: 4, S: 1}, tp.Plan({"t": 3, "s": 1}, tiles={"t": 2, "s": 1})
     found = Executable(prog.graph, bounds, plan=plan, skip=["drop single steps"])()
     np.testing.assert_allclose(found["g"], prog.evaluate(bounds)["g"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_block_behind_the_steps_of_a_range(size: int, steps: int) -> None:
+    """y has a step more than x: in the last block, ``x[t + 1:...]`` would be shorter than nothing."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        y = prog.recurrent("y", domain=t, dtype="float64")
+        y[0] = x[0]
+        y[t + 1] = tp.tanh(y[t] + x[t])
+        following = tp.sum(x[t + 1 : tp.min(t + 3, T)])
+        loss = y * tp.var(tp.cumprod(tp.tanh(x[0 : t + 1]), axis=0), axis=0) * following
+        prog.output("g", tp.grad(loss, x))
+    inputs = {"x": np.linspace(-0.7, 0.9, steps)}
+    found = prog.compile({T: steps}, plan=tp.Plan(blocks={t: size}))(**inputs)
+    np.testing.assert_allclose(found.g, prog.evaluate({T: steps}, **inputs).g, atol=1e-12)

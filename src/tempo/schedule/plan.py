@@ -19,7 +19,7 @@ from tempo.symbolic import Dim
 class Plan:
     """How much is computed at once, how often it is compiled, and where it is kept.
 
-    ``blocks``: by the names of dims, how many steps are computed at once; all of them where nothing is said.
+    ``blocks``: by dims, or by their names, how many steps are computed at once; all of them where nothing is said.
     ``buckets``: by the names of dims, the steps at which loops over the dim begin another piece, each compiled for the
     sizes that ranges such as ``0:t + 1`` have in it; where nothing is said, Tempo chooses; ``[]`` for no cuts.
     ``unroll``: the names of dims, of few steps, that get no loop: each step is computed by code of its own, from arrays
@@ -36,18 +36,24 @@ class Plan:
     Without a GPU, JAX interprets them then, which is slow: that is for tests. The NumPy backend has no kernels.
     """
 
-    blocks: Mapping[str, int] = field(default_factory=dict)
-    buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    unroll: tuple[str, ...] = ()
+    blocks: Mapping[Any, int] = field(default_factory=dict)
+    buckets: Mapping[Any, Sequence[int]] = field(default_factory=dict)
+    unroll: tuple[Any, ...] = ()
     host: tuple[str, ...] = ()
     recompute: bool = False
-    tiles: Mapping[str, int] = field(default_factory=dict)
+    tiles: Mapping[Any, int] = field(default_factory=dict)
     roll: bool = False
     kernels: bool | None = None
     decisions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """Rows that say what was decided and why, of the plan of a compiled program."""
 
     def __post_init__(self) -> None:
+        for name in ("blocks", "buckets", "tiles"):
+            said = getattr(self, name)
+            if isinstance(said, Mapping):
+                object.__setattr__(self, name, {_name(dim): value for dim, value in said.items()})
+        if isinstance(self.unroll, tuple):
+            object.__setattr__(self, "unroll", tuple(map(_name, self.unroll)))
         for name in ("recompute", "roll", "kernels"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (name != "kernels" or value is not None):
@@ -178,6 +184,11 @@ def _steps(what: str, sizes: Mapping[str, int], graph: Graph) -> dict[Dim, int]:
             )
     dims = _declared(graph)
     return {dims[name]: size for name, size in sizes.items()}
+
+
+def _name(dim: Any) -> Any:
+    """A dim's name, where the dim itself is given."""
+    return dim.name if isinstance(dim, Dim) else dim
 
 
 def _declared(graph: Graph) -> dict[str, Dim]:

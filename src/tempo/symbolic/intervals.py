@@ -88,10 +88,10 @@ def _interval(expr: Expr, numeric_ranges: Mapping[Any, tuple[int, int]]) -> tupl
 
 
 def extent(size: int | Expr, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> int:
-    """The most that a size can be."""
+    """The most that a size can be. Beyond the steps that a node has, where blocks may reach, that could be negative."""
     if isinstance(size, int):
         return size
-    return interval(size, ranges, numbers)[1]
+    return max(interval(size, ranges, numbers)[1], 0)
 
 
 def decide(condition: Condition, ranges: Mapping[Any, tuple[int, int]], numbers: Mapping[Any, int]) -> bool | None:
