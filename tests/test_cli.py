@@ -16,7 +16,7 @@ import pytest
 import tempo as tp
 from tempo import cli, llm
 from tempo.cli import main
-from tests.llm.checkpoints import write_checkpoint
+from tests.llm.checkpoints import CONTEXT, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 SEPARATED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
@@ -231,6 +231,23 @@ def test_ctrl_c_while_nothing_is_said(
     monkeypatch.setattr("builtins.input", nothing)
     assert main(["chat", "--model", str(directory)]) == 0
     assert capsys.readouterr().out == "\n(/quit or Ctrl-D ends)\n"
+
+
+def test_chat_goes_on_when_positions_have_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path, "gpt2")
+    options = ["--max-new-tokens", str(CONTEXT // 2), "--temperature", "0"]
+    enter(monkeypatch, "the tale", "of the tale " * 20, "/reset", "the tale")
+    assert main(["chat", "--model", str(tmp_path), *options]) == 0
+    said, errors = capsys.readouterr()
+    assert f"are more than the {CONTEXT} positions that the model has" in errors
+    assert errors.endswith("(/reset begins anew)\n")
+    first, failed, again, _ = said.split("\n")
+    assert (failed, again) == ("", first)
+
+    enter(monkeypatch, "of the tale " * 40)
+    assert main(["chat", "--model", str(tmp_path), *options]) == 1
 
 
 def test_chat_needs_a_tokenizer(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

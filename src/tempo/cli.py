@@ -174,8 +174,15 @@ def chat(options: argparse.Namespace) -> int:
         if line == "/reset":
             conversation.reset()
         elif line:
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 say(conversation.answer(line, seed, how))
+            except KeyboardInterrupt:
+                pass
+            except tp.errors.ModelError as error:
+                # What fails from the beginning will always fail; later, positions have run out.
+                if not any(message["role"] == "assistant" for message in conversation.messages):
+                    raise
+                print(f"{error}\n  (/reset begins anew)", file=sys.stderr)
             print()
             seed += 1  # the same question again may have another answer
     return 0
@@ -227,14 +234,22 @@ class Conversation:
         self.messages.append({"role": "user", "content": line})
         prompt = self._prompt()
         said: list[str] = []
+        asked = True
         try:
             with contextlib.closing(self.session.stream(prompt, seed=seed, **how)) as pieces:
                 for piece in pieces:
                     said.append(piece.text)
                     yield piece.text
+        except tp.TempoError:
+            # The session is as it was, and so are the messages.
+            asked = bool(said)
+            raise
         finally:
-            # Templates have their own space in front of an answer.
-            self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+            if asked:
+                # Templates have their own space in front of an answer.
+                self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+            else:
+                self.messages.pop()
 
     def _prompt(self) -> list[int]:
         """The tokens that the session does not have yet; it may be another session then."""

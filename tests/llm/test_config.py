@@ -292,6 +292,11 @@ def test_wrong_fields(changes: dict[str, Any], message: str, tmp_path: Path) -> 
         load(tmp_path, {**LLAMA2, **changes})
 
 
+def test_ends_of_text_that_are_no_tokens(tmp_path: Path) -> None:
+    assert load(tmp_path, {**LLAMA2, "eos_token_id": [2, 32000, 10**12]}).end_of_text == (2,)
+    assert load(tmp_path, LLAMA2, {"eos_token_id": 10**12}).end_of_text == ()
+
+
 def test_wrong_layer_types(tmp_path: Path) -> None:
     expected = "for each of 2 layers one of full_attention, sliding_attention"
     for kinds in (["full_attention"], ["full_attention", "linear_attention"], [[], []], "full_attention"):

@@ -13,6 +13,7 @@ import torch
 import tempo as tp
 from tempo import llm
 from tempo.llm.generation import rounded
+from tempo.llm.text import Text
 from tests.llm.checkpoints import CONTEXT, KINDS, VOCABULARY
 
 Checkpoint = Callable[..., tuple[Path, Any]]
@@ -123,14 +124,57 @@ def test_a_text_ends_before_a_text(model: llm.LanguageModel) -> None:
     assert "".join(piece.text for piece in pieces) == cut.text
 
 
+def test_half_a_character_before_the_end(model: llm.LanguageModel) -> None:
+    """What is no character is in the text, whether its end is a token or the number of tokens."""
+    assert model.tokenizer is not None
+    half = model.tokenizer.encode("€", special=False)[:2]
+    for last in ([], [model.ends[0]]):
+        text = Text(model, (), after=[5])
+        for token in [*model.tokenizer.encode("the", special=False), *half, *last]:
+            text.add(token, None)
+        assert text.rest() == "\ufffd"
+        assert text.text == "the\ufffd"
+        assert text.ended == bool(last)
+
+
+def test_nothing_comes_behind_a_text_that_ends_it(model: llm.LanguageModel) -> None:
+    assert model.tokenizer is not None
+    text = Text(model, ("th",), after=[5])
+    for token in [*model.tokenizer.encode("of the", special=False), model.tokenizer.encode("€", special=False)[0]]:
+        text.add(token, None)
+    assert (text.rest(), text.text) == ("", "of ")
+
+
+def test_a_small_temperature_takes_the_most_likely_token(model: llm.LanguageModel) -> None:
+    greedy, *others = (
+        llm.generate(model, PROMPTS, max_new_tokens=6, temperature=temperature) for temperature in (0, 1e-37, 1e-40)
+    )
+    assert others == [greedy, greedy]
+
+
 def test_prompts_are_texts_or_tokens(model: llm.LanguageModel) -> None:
     assert model.tokenizer is not None
     tokens = model.tokenizer.encode("the tale of")
     (a,) = llm.generate(model, "the tale of", max_new_tokens=3, temperature=0)
     (b,) = llm.generate(model, tokens, max_new_tokens=3, temperature=0)
     assert a == b
+    arrays: tuple[Any, ...] = (np.array(tokens), torch.tensor(tokens), torch.tensor([tokens]), [np.array(tokens)])
+    for array in arrays:
+        assert llm.generate(model, array, max_new_tokens=3, temperature=0) == [a]
     assert llm.generate(model, []) == []
     assert list(llm.stream(model, [])) == []
+
+
+def test_integers_of_all_kinds(model: llm.LanguageModel) -> None:
+    options: dict[str, Any] = {"temperature": np.float32(0.5), "stop": None}
+    (a,) = llm.generate(model, [9], max_new_tokens=3, top_k=300, **options)
+    integers: Any = {"max_new_tokens": np.int64(3), "top_k": np.int16(300)}
+    (b,) = llm.generate(model, [9], **integers, **options)
+    assert a == b and len(a.tokens) == 3
+    # More than there are tokens are all of them.
+    (c,) = llm.generate(model, [9], max_new_tokens=3, top_k=2**40, **options)
+    (d,) = llm.generate(model, [9], max_new_tokens=3, top_k=VOCABULARY, **options)
+    assert c == d
 
 
 def test_the_same_seed_gives_the_same_text(model: llm.LanguageModel) -> None:
@@ -153,6 +197,22 @@ def test_lengths_are_rounded() -> None:
     ("prompts", "options", "message"),
     [
         ([[VOCABULARY]], {}, f"token {VOCABULARY} of a prompt is not one of the model's {VOCABULARY} tokens"),
+        (["the", 5], {}, "a prompt with the token 'the': expected an integer"),
+        ([1.5], {}, "a prompt with the token 1.5: expected an integer"),
+        ([[1.7]], {}, "a prompt with the token 1.7: expected an integer"),
+        (np.array([1.5]), {}, "a prompt with the token 1.5: expected an integer"),
+        (b"the", {}, "b'the' is not a prompt"),
+        ([b"the"], {}, "b'the' is not a prompt"),
+        (5, {}, "5 is not a prompt"),
+        ("the\udcff", {}, "a text has '\\udcff' at position 3, which is not a character"),
+        ([[2]], {"max_new_tokens": 2.5}, "max_new_tokens = 2.5: expected an integer"),
+        ([[2]], {"max_new_tokens": "2"}, "max_new_tokens = '2': expected an integer"),
+        ([[2]], {"temperature": "warm"}, "temperature = 'warm': expected a number"),
+        ([[2]], {"top_k": 2.5}, "top_k = 2.5: expected an integer"),
+        ([[2]], {"stop": ["a", 3]}, "stop = ['a', 3]: 3 is not a text"),
+        ([[2]], {"stop": 3}, "stop = 3: 3 is not a text"),
+        ([[2]], {"stop": b"ab"}, "stop = b'ab': 97 is not a text"),
+        ([[2]], {"stop": ""}, "stop = '': an empty text is everywhere"),
         ([[2]], {"max_new_tokens": 0}, "max_new_tokens = 0: at least one token is generated"),
         ([[2]], {"temperature": -1}, "temperature = -1: a temperature is 0 or greater"),
         ([[2]], {"top_k": 0}, "top_k = 0: at least one token must stay"),
@@ -171,3 +231,43 @@ def test_learned_positions_come_to_an_end(checkpoint: Checkpoint) -> None:
     model = llm.load(checkpoint("gpt2")[0])
     with pytest.raises(tp.errors.ModelError, match=f"are more than the {CONTEXT} positions that the model has"):
         llm.generate(model, [[2]], max_new_tokens=CONTEXT)
+
+
+def test_a_text_that_is_too_long_to_score(checkpoint: Checkpoint) -> None:
+    model = llm.load(checkpoint("gpt2")[0])
+    with pytest.raises(tp.errors.ModelError) as error:
+        llm.score(model, [[2] * (CONTEXT + 1)])
+    assert str(error.value) == (
+        f"{CONTEXT + 1} tokens are more than the {CONTEXT} positions that the model has\n  hint: shorten the text"
+    )
+
+
+def test_stop_needs_a_tokenizer(model: llm.LanguageModel) -> None:
+    without = llm.LanguageModel(model.config, model.parameters)
+    with pytest.raises(tp.errors.ModelError) as error:
+        llm.generate(without, [[2]], stop="a")
+    assert str(error.value) == (
+        "stop = 'a': the model has no tokenizer, so there is no text to look for it in\n"
+        "  hint: put tokenizer.json beside the weights"
+    )
+
+
+def test_an_option_that_there_is_not(model: llm.LanguageModel) -> None:
+    options: Any = {"temprature": 0}
+    with pytest.raises(TypeError) as error:
+        llm.stream(model, [5], **options)
+    assert str(error.value) == (
+        "stream() has no option 'temprature'; its options are max_new_tokens, stop, seed, logprobs, temperature, "
+        "top_k, top_p, min_p, repetition_penalty"
+    )
+    with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'temprature'"):
+        llm.generate(model, [5], **options)
+
+
+@pytest.mark.parametrize("dtype", ["foo", "int32", torch.float32])
+def test_a_dtype_that_no_model_is_computed_in(checkpoint: Checkpoint, dtype: Any) -> None:
+    with pytest.raises(tp.errors.ModelError) as error:
+        llm.load(checkpoint("llama")[0], dtype=dtype)
+    assert str(error.value) == (
+        f"dtype = {dtype!r}: a model is not computed in that\n  hint: take float32, bfloat16 or float16"
+    )

@@ -63,3 +63,18 @@ def test_without_a_temperature_it_is_the_most_probable() -> None:
     with tp.Program() as prog:
         prog.output("chosen", choose(tp.constant(LOGITS), {}, ()))
     assert prog.evaluate().chosen == 1
+
+
+@pytest.mark.parametrize("numbers", [{}, {"top_k": 3, "top_p": 0.9}, {"min_p": 0.1}])
+def test_at_a_small_temperature_it_is_the_most_probable(numbers: dict[str, float]) -> None:
+    """Divided by such a temperature, the greatest logits would all be infinite."""
+    for temperature in (1e-6, 1e-37):
+        with tp.Program() as prog:
+            t, T = prog.dim("t")
+            given = {name: tp.constant(value) for name, value in {**numbers, "temperature": temperature}.items()}
+            prog.output("chosen", choose(tp.constant(LOGITS + 90), given, (t,)))
+        assert prog.compile({T: 50})().chosen.tolist() == [1] * 50
+
+
+def test_temperatures_that_are_none_in_float32() -> None:
+    assert [Sampling(temperature=x).greedy for x in (0, 1e-50, 1e-40, 1e-37)] == [True, True, True, False]

@@ -4,6 +4,7 @@ import builtins
 import json
 import random
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tempo.errors import PackageError
+from tempo.errors import ModelError, PackageError
 from tempo.llm import Tokenizer
 from tests.llm.checkpoints import BEGINNING, END, write_tokenizer
 from tests.llm.common import change_json, fails
@@ -157,6 +158,36 @@ def test_chat_with_a_template(directory: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0] | tojson }}",
+        "{{ messages | tojson(indent=2) }}{{ messages[0] | tojson(separators=(',', ':'), sort_keys=True) }}",
+        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% endif %}x",
+        "{{ pad_token }}{{ unk_token }}{{ mask_token is defined }}{{ cls_token is defined }}",
+        "{% for m in messages %}{% set n = 1 %}{% generation %}{{ m.content }}{% set n = 2 %}{% endgeneration %}\n"
+        "{{ n }}{% endfor %}",
+    ],
+)
+def test_templates_are_given_what_transformers_gives_them(directory: Path, template: str) -> None:
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<s>", "unk_token": "of", "mask_token": None}
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**special, "pad_token": {"content": "<s>"}, "chat_template": template}))
+    conversation = [{"role": "user", "content": "It's é < 3"}]
+    tokenizer = Tokenizer(directory)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"), **special)
+    expected = theirs.apply_chat_template(
+        conversation, chat_template=template, add_generation_prompt=True, tokenize=False
+    )
+    assert tokenizer.decode(tokenizer.chat(conversation), special=True) == expected
+
+
+def test_templates_know_the_time(directory: Path) -> None:
+    change_json(directory / "tokenizer_config.json", chat_template="{{ strftime_now('%Y') }}")
+    tokenizer = Tokenizer(directory)
+    assert tokenizer.decode(tokenizer.chat(CHAT)) in {str(datetime.now().year), str(datetime.now().year - 1)}
+
+
 def test_where_templates_are(directory: Path) -> None:
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
     change_json(directory / "tokenizer_config.json", chat_template=named)
@@ -186,6 +217,30 @@ def test_messages_that_are_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
         '  hint: e.g. {"role": "user", "content": "Hello"}',
     ):
         tokenizer.chat([{"role": "user"}])
+    wrong: Any = "hello"
+    with fails(
+        tmp_path,
+        "a conversation is 'hello', expected a list of messages",
+        '  hint: e.g. [{"role": "user", "content": "Hello"}]',
+    ):
+        tokenizer.chat(wrong)
+    with fails(
+        tmp_path,
+        'message 0 of a conversation is \'hello\', expected texts for "role" and "content"',
+        '  hint: e.g. {"role": "user", "content": "Hello"}',
+    ):
+        tokenizer.chat([wrong])
+
+
+def test_what_is_no_character(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with fails(
+        tmp_path,
+        "a text has '\\udcff' at position 3, which is not a character",
+        "  hint: the text was read in another encoding than it was written in; texts are UTF-8",
+    ):
+        tokenizer.encode("the\udcff")
+    with pytest.raises(ModelError, match="at position 6, which is not a character"):
+        tokenizer.chat([{"role": "user", "content": "\udcff"}])
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -255,3 +310,14 @@ def test_wrong_settings(directory: Path) -> None:
         name = "bos_token" if value == 3 else "bos_token.content"
         with fails(directory, f"field '{name}' of 'DIR/tokenizer_config.json' is 3, expected a text"):
             Tokenizer(directory)
+
+
+def test_a_template_that_is_no_text(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe{")
+    with fails(
+        directory,
+        "'DIR/chat_template.jinja' is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte",
+        "  hint: download it again; a checkout without Git LFS has small text files in place of the real ones",
+    ):
+        Tokenizer(directory)

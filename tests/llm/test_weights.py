@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import tempo as tp
+from tempo import llm
 from tempo.llm import Config, Weights
 from tempo.llm.parameters import expected, shapes
 from tests.llm.checkpoints import CONTEXT, KINDS
@@ -191,6 +192,22 @@ def test_names_without_the_prefix(kind: str, prefix: str, copy: Callable[..., Pa
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+def test_parts_of_different_dtypes(copy: Callable[..., Path], checkpoint: Checkpoint) -> None:
+    """What is put together of float16 and bfloat16 is rounded once, to what the model is computed in."""
+    directory = copy("llama", "bfloat16")
+
+    def change(tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            if "q_proj" in name or "up_proj" in name:
+                tensors[name] = tensors[name].astype(np.float16)
+
+    rewrite(directory, change)
+    found, expected = llm.load(directory), llm.load(checkpoint("llama", "bfloat16")[0])
+    for name, array in expected.parameters.items():
+        assert found.parameters[name].dtype == array.dtype == tp.bfloat16
+        np.testing.assert_array_equal(as_float32(found.parameters[name]), as_float32(array))
+
+
 def test_buffers_that_do_no_harm(copy: Callable[..., Path]) -> None:
     directory = copy("gpt2")
 
@@ -366,5 +383,16 @@ def test_shards_that_do_not_fit_their_index(copy: Callable[..., Path]) -> None:
         directory,
         f"'DIR/model.safetensors.index.json' says that tensor '{inside[0]}' is in '{last}', and there is no such file",
         "  hint: download all files of the checkpoint",
+    ):
+        open_weights(directory)
+
+
+def test_an_index_without_its_map(copy: Callable[..., Path]) -> None:
+    directory = copy("llama-tied", "bfloat16", "10KB")
+    change_json(directory / "model.safetensors.index.json", weight_map=...)
+    with fails(
+        directory,
+        "'DIR/model.safetensors.index.json' has no field 'weight_map', which says in which file each tensor is",
+        "  hint: download it again",
     ):
         open_weights(directory)

@@ -86,6 +86,9 @@ class Config:
         generation = Path(directory) / "generation_config.json"
         if generation.exists():
             config = replace(config, end_of_text=read_fields(generation).tokens("eos_token_id") or config.end_of_text)
+        # A small model may still have the end of text of a large vocabulary: it never comes.
+        ends = tuple(token for token in config.end_of_text if token < config.vocabulary)
+        config = replace(config, end_of_text=ends)
         return config
 
 

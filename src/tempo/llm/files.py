@@ -112,6 +112,13 @@ class Fields:
         return default if value is None else value
 
 
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"'{path}' is not UTF-8: {error}", hint=_DOWNLOAD) from None
+
+
 def read_fields(path: Path) -> Fields:
     """The fields of a JSON file."""
     if not path.is_file():
@@ -119,8 +126,9 @@ def read_fields(path: Path) -> Fields:
             f"there is no file '{path}'",
             hint="name the directory of a checkpoint as Hugging Face transformers saves it",
         )
+    text = read_text(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(text)
     except ValueError as error:
         raise ModelError(f"'{path}' is not JSON: {error}", hint=_DOWNLOAD) from None
     if not isinstance(values, dict):

@@ -14,10 +14,11 @@ import numpy as np
 
 import tempo as tp
 from tempo.llm import sampling
+from tempo.llm.arguments import as_integer, listed
 from tempo.llm.decoder import States
 from tempo.llm.model import LanguageModel
 from tempo.llm.sampling import Options, Sampling
-from tempo.llm.text import Text
+from tempo.llm.text import Stop, Text, stop_texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Prompt = str | Sequence[int]
@@ -56,7 +57,7 @@ def generate(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float | None = None,
-    stop: str | Sequence[str] = (),
+    stop: Stop = (),
     seed: int = 0,
     logprobs: bool = False,
 ) -> list[Generated]:
@@ -80,14 +81,14 @@ def stream(
     prompts: Prompt | Sequence[Prompt],
     max_new_tokens: int = 128,
     *,
-    stop: str | Sequence[str] = (),
+    stop: Stop = (),
     seed: int = 0,
     logprobs: bool = False,
     **options: Unpack[Options],
 ) -> Iterator[Piece]:
     """As ``generate``, with the same options, piece by piece, as they come."""
-    prepared = encoded(model, prompts)
-    return Batch(model, prepared, max_new_tokens, Sampling(**options), stop, seed, logprobs).stream()
+    how = sampling.asked("stream", options, ("max_new_tokens", "stop", "seed", "logprobs"))
+    return Batch(model, encoded(model, prompts), max_new_tokens, how, stop, seed, logprobs).stream()
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,10 @@ def program(model: LanguageModel, kind: Kind) -> tp.Program:
             counts = tp.arange(t + 1) >= start
             weighed = sampling.penalised(logits, tokens[b, 0 : t + 1], counts, numbers["repetition_penalty"])
         chosen = sampling.choose(weighed, numbers, (b, t))
-        # The past has no tokens: any will do.
-        tokens[t < given] = prompt[b, t if past is None else tp.max(t - (given - P), 0)]
+        if kind.past and "repetition_penalty" in numbers:
+            tokens[t < Q] = prog.input("past_tokens", domain=(b, q), dtype="int32")[b, t]
+        # Nothing else reads the tokens of the past: any will do.
+        tokens[t < given] = prompt[b, tp.max(t - Q, 0) if kind.past else t]
         tokens[b, t] = chosen[b, t - 1]
 
         done = prog.recurrent("done", domain=(b, t), dtype="bool")
@@ -176,9 +179,9 @@ def declare_past(prog: tp.Program, model: LanguageModel, domain: tuple[tp.Dim, .
 
 @dataclass(frozen=True)
 class Past:
-    """The keys and values of the first ``count`` tokens, padded on the left to so many ``steps``."""
+    """The first ``tokens`` of a text, and their keys and values, padded on the left to so many ``steps``."""
 
-    count: int
+    tokens: Sequence[int]
     steps: int
     arrays: Mapping[str, Array]
 
@@ -192,22 +195,28 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         most: int,
         how: Sampling,
-        stop: str | Sequence[str] = (),
+        stop: Stop = (),
         seed: int = 0,
         logprobs: bool = False,
         past: Past | None = None,
     ) -> None:
-        if most < 1:
+        self.most = as_integer(most, "max_new_tokens =")
+        if self.most < 1:
             raise tp.errors.ModelError(f"max_new_tokens = {most}: at least one token is generated")
         self.model = model
         self.prompts = prompts
-        self.most = most
         self.how = how
-        self.stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.stops = stop_texts(model, stop)
         self.seed = seed
         self.logprobs = logprobs
         self.past = past
-        model.check_length(max(map(len, prompts), default=0) + most + (past.count if past else 0))
+        steps = max(map(len, prompts), default=0) + self.most
+        if past:
+            whose, hint = "session's", "ask for fewer new tokens, or begin a new session"
+            steps += len(past.tokens)
+        else:
+            whose, hint = "prompt's", "shorten the prompt, or ask for fewer new tokens"
+        model.check_length(steps, f"tokens, the {whose} and the new ones,", hint)
         self.texts = [Text(model, self.stops, after=prompt) for prompt in prompts]
         self.result: tp.Result | None = None
         """The outputs of the program, once it has come to its end."""
@@ -268,7 +277,10 @@ class Batch:
         inputs = {**self.model.parameters, **self.how.inputs(), "prompt": prompt, "start": start}
         if self.past:
             inputs |= self.past.arrays
-            inputs["start"] = start + np.int32(self.past.steps - self.past.count)
+            tokens, before = left_padded([self.past.tokens], self.past.steps)
+            inputs["start"] = start + before
+            if "repetition_penalty" in self.how.used:
+                inputs["past_tokens"] = tokens
         return {**inputs, "steps": self.given + self.most, "ends": np.array(self.model.ends, np.int32)}
 
     def results(self) -> list[Generated]:
@@ -280,8 +292,10 @@ class Batch:
 
 def encoded(model: LanguageModel, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
     """One prompt or several, as tokens."""
-    alone = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(p, int | np.integer) for p in prompts))
-    return [model.encoded(prompt) for prompt in ([prompts] if alone else prompts)]  # type: ignore[arg-type]
+    given = listed(prompts)
+    # What is neither a text nor a list can only be a token, if a wrong one.
+    alone = isinstance(given, str) or not all(isinstance(prompt, str) or hasattr(prompt, "__len__") for prompt in given)
+    return [model.encoded(prompt) for prompt in ([given] if alone else given)]
 
 
 def left_padded(sequences: Sequence[Sequence[int]], steps: int) -> tuple[Array, Array]:

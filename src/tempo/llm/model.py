@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tempo as tp
+from tempo.llm.arguments import PROMPTS, as_float, as_integer, listed
 from tempo.llm.config import Config
 from tempo.llm.decoder import Decoder
 from tempo.llm.files import PathLike
@@ -29,7 +30,7 @@ class LanguageModel:
         """``parameters`` by the names of ``Decoder``. Programs are compiled for a ``device``, and within ``memory``."""
         self.config = config
         self.decoder = Decoder(config)
-        self.dtype = config.dtype if dtype is None else dtype
+        self.dtype = config.dtype if dtype is None else as_float(dtype)
         self.tokenizer = tokenizer
         self.device = device
         self.memory = memory
@@ -52,14 +53,16 @@ class LanguageModel:
         return LanguageModel(config, Weights(directory, config).parameters, tokenizer, dtype, device, memory)
 
     def encoded(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
-        """A prompt as tokens, at least one; ``special`` for what the tokenizer puts around a text."""
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt, special)
+        """A prompt as tokens; ``special`` for one that begins a text: it has at least one token, and what the tokenizer
+        puts around texts."""
+        given = listed(prompt)
+        if isinstance(given, str):
+            tokens = self._tokenizer.encode(given, special)
         else:
-            tokens = [int(token) for token in prompt]
-        if not tokens and self.config.beginning_of_text is not None:
+            tokens = [as_integer(token, "a prompt with the token", PROMPTS) for token in given]
+        if not tokens and special and self.config.beginning_of_text is not None:
             tokens = [self.config.beginning_of_text]
-        if not tokens:
+        if not tokens and special:
             raise tp.errors.ModelError("a prompt has no tokens", hint="the model goes on from at least one token")
         for token in tokens:
             if not 0 <= token < self.config.vocabulary:
@@ -68,13 +71,11 @@ class LanguageModel:
                 )
         return tokens
 
-    def check_length(self, steps: int) -> None:
-        """Learned positions end somewhere."""
+    def check_length(self, steps: int, tokens: str = "tokens", hint: str = "shorten the text") -> None:
+        """Learned positions end somewhere. ``tokens`` says whose they are."""
         if self.config.rope_theta is None and steps > self.config.context:
             raise tp.errors.ModelError(
-                f"{steps} tokens, the prompt's and the new ones, are more than the {self.config.context} positions "
-                f"that the model has",
-                hint="shorten the prompt, or ask for fewer new tokens",
+                f"{steps} {tokens} are more than the {self.config.context} positions that the model has", hint=hint
             )
 
     def compiled(self, build: Callable[..., tp.Program], how: tuple[Any, ...], bounds: Mapping[str, int]) -> Any:

@@ -42,7 +42,11 @@ class Place:
     def read(self, stored: Mapping[str, Array]) -> Array:
         """The parameter: a view where it is one tensor, a new array where it is several."""
         parts = [stored[name].T if self.transposed else stored[name] for name in self.names]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) == 1:
+            return parts[0]
+        # NumPy knows no type for float16 and bfloat16 together; float32 holds both.
+        mixed = len({part.dtype for part in parts}) > 1
+        return np.concatenate([part.astype(np.float32) for part in parts] if mixed else parts)
 
 
 def shapes(config: Config) -> dict[str, Shape]:

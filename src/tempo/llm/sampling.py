@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
+import numpy as np
+
 import tempo as tp
+from tempo.llm.arguments import as_integer
 
 Tensor = tp.RecurrentTensor
 
@@ -41,6 +45,12 @@ class Sampling:
             if not holds:
                 raise tp.errors.ModelError(f"{name} = {getattr(self, name)!r}: {what}")
 
+        for field in fields(self):
+            value = getattr(self, field.name)
+            optional = field.name != "temperature"
+            require((optional and value is None) or hasattr(value, "__float__"), field.name, "expected a number")
+        if self.top_k is not None:
+            as_integer(self.top_k, "top_k =")
         require(self.temperature >= 0, "temperature", "a temperature is 0 or greater")
         require(self.top_k is None or self.top_k >= 1, "top_k", "at least one token must stay")
         require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "a share of the probability is in (0, 1]")
@@ -50,7 +60,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        # XLA takes smaller numbers for 0, which nothing can be divided by.
+        return self.temperature < float(np.finfo(np.float32).tiny)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -59,7 +70,20 @@ class Sampling:
         return tuple(name for name in found if not self.greedy or name == "repetition_penalty")
 
     def inputs(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.used}
+        found = {name: getattr(self, name) for name in self.used}
+        if "top_k" in found:
+            # More than there are tokens is all of them.
+            found["top_k"] = min(found["top_k"], np.iinfo(np.int32).max)
+        return found
+
+
+def asked(function: str, options: Mapping[str, Any], others: tuple[str, ...]) -> Sampling:
+    """What the keyword arguments of a function ask for; ``others`` are its options beside them."""
+    known = [field.name for field in fields(Sampling)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{function}() has no option '{name}'; its options are {', '.join([*others, *known])}")
+    return Sampling(**options)
 
 
 def declare(prog: tp.Program, used: tuple[str, ...]) -> dict[str, Tensor]:
@@ -77,7 +101,9 @@ def choose(logits: Tensor, numbers: dict[str, Tensor], domain: tuple[tp.Dim, ...
     """One token for logits (vocabulary,), by the numbers given; the most likely one without a temperature."""
     if "temperature" not in numbers:
         return tp.argmax(logits)
-    return tp.random.categorical(likely(logits / numbers["temperature"], numbers), domain=domain).astype("int32")
+    # With the greatest at 0, a small temperature sends the others to minus infinity, and none to infinity.
+    scaled = (logits - tp.max(logits)) / numbers["temperature"]
+    return tp.random.categorical(likely(scaled, numbers), domain=domain).astype("int32")
 
 
 def likely(logits: Tensor, numbers: dict[str, Tensor]) -> Tensor:

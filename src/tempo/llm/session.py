@@ -7,9 +7,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from tempo.llm import sampling
 from tempo.llm.generation import Batch, Past, Piece, Prompt, rounded
 from tempo.llm.model import LanguageModel
-from tempo.llm.sampling import Options, Sampling
+from tempo.llm.sampling import Options
+from tempo.llm.text import Stop
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,22 +42,31 @@ class Session:
         prompt: Prompt,
         max_new_tokens: int = 128,
         *,
-        stop: str | Sequence[str] = (),
+        stop: Stop = (),
         seed: int = 0,
         **options: Unpack[Options],
     ) -> Generator[Piece, None, None]:
-        """Add a prompt, and go on from there, piece by piece. If it is left early, what has come so far is kept."""
-        how = Sampling(**options)
+        """Add a prompt, which may be empty, and go on from there, piece by piece.
+
+        If it is left early, what has come so far is kept. If it fails before the first token, nothing has changed.
+        """
+        how = sampling.asked("Session.stream", options, ("max_new_tokens", "stop", "seed"))
+        before = self.tokens
         # Only the first prompt begins a text.
-        new = self.model.encoded(prompt, special=not self.tokens)
-        tokens = [*self.tokens, *new]
-        # As many tokens as programs are compiled for, even if some of them are remembered.
-        steps = rounded(len(tokens) - self.remembered)
-        past = self._past(max(len(tokens) - steps, 0))
-        batch = Batch(self.model, [tokens[past.count :]], max_new_tokens, how, stop, seed, past=past)
+        tokens = [*before, *self.model.encoded(prompt, special=not before)]
+        # As many tokens as programs are compiled for, even if some of them are remembered; at least the last one, which
+        # gives the logits to go on from.
+        steps = rounded(max(len(tokens) - self.remembered, 1))
+        past = self._past(tokens[: max(len(tokens) - steps, 0)])
+        batch = Batch(self.model, [tokens[len(past.tokens) :]], max_new_tokens, how, stop, seed, past=past)
         self.tokens = tokens
         try:
             yield from batch.stream()
+        except Exception:
+            # Whoever mends what was wrong gives the prompt again.
+            if not batch.texts[0].tokens:
+                tokens = before
+            raise
         finally:
             self.tokens = [*tokens, *batch.texts[0].tokens]
             if batch.result is not None:
@@ -64,8 +75,9 @@ class Session:
                 names = [name for name in batch.result.outputs if name.startswith(("keys.", "values."))]
                 self._states = {name: batch.result.outputs[name][:, first:last] for name in names}
 
-    def _past(self, count: int) -> Past:
-        """The first so many tokens' keys and values."""
+    def _past(self, tokens: Sequence[int]) -> Past:
+        """The first tokens with their keys and values."""
+        count = len(tokens)
         steps = rounded(max(count, 1))
         config = self.model.config
         arrays = {}
@@ -75,4 +87,4 @@ class Session:
                 if count:
                     array[:, steps - count :] = self._states[f"{kind}.{n}"][:, :count]
                 arrays[f"past_{kind}.{n}"] = array
-        return Past(count, steps, arrays)
+        return Past(tokens, steps, arrays)

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from tempo.errors import ModelError
 from tempo.llm.model import LanguageModel
 from tempo.llm.tokenizer import TextStream
+
+Stop = str | Sequence[str] | None
+"""A text that ends a text, or several, or none."""
+
+
+def stop_texts(model: LanguageModel, stop: Stop) -> tuple[str, ...]:
+    """The texts that end a text, checked."""
+    several: Any = () if stop is None else stop if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
+    found = tuple(several)
+    for text in found:
+        if not isinstance(text, str):
+            raise ModelError(f"stop = {stop!r}: {text!r} is not a text", hint="give a text, or a list of texts")
+        if not text:
+            raise ModelError(f"stop = {stop!r}: an empty text is everywhere", hint="leave it out")
+    if found and model.tokenizer is None:
+        raise ModelError(
+            f"stop = {stop!r}: the model has no tokenizer, so there is no text to look for it in",
+            hint="put tokenizer.json beside the weights",
+        )
+    return found
 
 
 class Text:
@@ -17,6 +39,7 @@ class Text:
         self.logprobs: list[float] = []
         self.text = ""
         self.ended = False
+        self._stopped = False  # by one of ``stops``: what is behind it is dropped
         self._ends = frozenset(model.ends)
         self._stops = stops
         self._pieces = TextStream(model.tokenizer, after) if model.tokenizer is not None else None
@@ -34,7 +57,7 @@ class Text:
 
     def rest(self) -> str:
         """What was held back, when nothing more comes."""
-        piece = self._passed(self._pieces.rest()) if self._pieces is not None and not self.ended else ""
+        piece = self._passed(self._pieces.rest()) if self._pieces is not None and not self._stopped else ""
         held, self._held = self._held, ""
         self.text += held
         return piece + held
@@ -44,7 +67,7 @@ class Text:
         text = self._held + piece
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.ended = True
+            self.ended = self._stopped = True
             piece, self._held = text[: min(found)], ""
         else:
             passed = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)

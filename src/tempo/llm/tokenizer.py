@@ -5,16 +5,16 @@ This needs the package ``tokenizers``, and ``jinja2`` for the chat templates of 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tempo.errors import ModelError, PackageError
-from tempo.llm.files import Fields, PathLike, read_fields
+from tempo.llm.files import Fields, PathLike, read_fields, read_text
+from tempo.llm.templates import Message, rendered
 
-Message = Mapping[str, str]
-"""One turn of a conversation: its "role" ("system", "user" or "assistant") and its "content"."""
+_SPECIAL = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
 class Tokenizer:
@@ -40,7 +40,8 @@ class Tokenizer:
 
         settings_path = path.with_name("tokenizer_config.json")
         settings = read_fields(settings_path) if settings_path.exists() else Fields(settings_path, {})
-        self._special = {name: _special_token(settings, name) for name in ("bos_token", "eos_token")}
+        known = ("bos_token", "eos_token", *(name for name in _SPECIAL if name in settings))
+        self._special = {name: _special_token(settings, name) for name in known}
         self.beginning_of_text = self._id("bos_token")
         end = self._id("eos_token")
         self.end_of_text = () if end is None else (end,)
@@ -52,6 +53,13 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text; ``special`` adds what the checkpoint puts around one, such as a beginning of text."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"a text has {text[error.start]!r} at position {error.start}, which is not a character",
+                hint="the text was read in another encoding than it was written in; texts are UTF-8",
+            ) from None
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Iterable[int], special: bool = False) -> str:
@@ -74,14 +82,17 @@ class Tokenizer:
         there is a warning, as models expect their template), each message is a line ``role: content``, and the last
         line is ``assistant:``.
         """
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise ModelError(f"a conversation is {messages!r}, expected a list of messages", hint=f"e.g. [{_EXAMPLE}]")
         for position, message in enumerate(messages):
-            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            parts = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+            if not all(isinstance(part, str) for part in parts):
                 raise ModelError(
                     f'message {position} of a conversation is {message!r}, expected texts for "role" and "content"',
-                    hint='e.g. {"role": "user", "content": "Hello"}',
+                    hint=f"e.g. {_EXAMPLE}",
                 )
         if self.chat_template is not None:
-            text = _render(self.chat_template, messages, self._special)
+            text = rendered(self.chat_template, messages, self._special)
             if text is not None:
                 return self.encode(text, special=False)
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
@@ -160,34 +171,8 @@ def _chat_template(settings: Fields) -> str | None:
     """From a file of its own, as newer checkpoints have it, or from the settings: a text, or several with names."""
     path = settings.path.with_name("chat_template.jinja")
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     if isinstance(settings.values.get("chat_template"), list):
         named = {t.get("name"): t.get("template") for t in settings.values["chat_template"] if isinstance(t, dict)}
         settings = Fields(settings.path, {"chat_template": named.get("default")})
     return settings.text("chat_template") if "chat_template" in settings else None
-
-
-def _render(template: str, messages: Sequence[Message], special: Mapping[str, str]) -> str | None:
-    """A conversation in the words of a template; None without jinja2."""
-    try:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        warnings.warn(
-            "the checkpoint has a chat template, which needs the package 'jinja2': a plain form is used in its place",
-            stacklevel=3,
-        )
-        return None
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    # Sandboxed, since a template comes with a download. The options are those that templates are written for.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    try:
-        return str(environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special))
-    except Exception as error:  # a template can fail in every way that a Python expression can
-        raise ModelError(f"the checkpoint's chat template does not take this conversation: {error}") from None

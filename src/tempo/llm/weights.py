@@ -99,7 +99,12 @@ def _stored(directory: Path) -> dict[str, _Stored]:
 
 
 def _shards(index: Path) -> dict[str, _Stored]:
-    shard_of = read_fields(index).inside("weight_map").values
+    fields = read_fields(index)
+    if "weight_map" not in fields:
+        raise ModelError(
+            f"'{index}' has no field 'weight_map', which says in which file each tensor is", hint="download it again"
+        )
+    shard_of = fields.inside("weight_map").values
     arrays: dict[str, dict[str, Array]] = {}
     stored: dict[str, _Stored] = {}
     for name, file in shard_of.items():
