@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.errors import BoundError, HostError, InputError, TempoError
-from tempo.graph.node import Domain, Graph, Node, show_shape
+from tempo.graph.node import Domain, Graph, Node, shape_symbols, show_shape
 from tempo.graph.structural import INPUT
 from tempo.mistakes import Point, show_point
-from tempo.ops.creation import misfit
+from tempo.ops.creation import in_native_order, misfit
 from tempo.symbolic import Bound, Condition, Dim, Expr, Symbol
 from tempo.symbolic.grid import Grid
 
@@ -37,7 +37,9 @@ class Result:
         self.emits = dict(emits)
 
     def __getattr__(self, name: str) -> Array:
-        if name in self.__dict__.get("outputs", {}):
+        if "outputs" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        if name in self.outputs:
             return self.outputs[name]
         raise AttributeError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
 
@@ -45,6 +47,12 @@ class Result:
         if name not in self.outputs:
             raise KeyError(f"no output named '{name}'; the outputs are: {', '.join(self.outputs)}")
         return self.outputs[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.outputs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outputs)
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in self.outputs.items())
@@ -57,8 +65,12 @@ def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
     listed = f"{{{', '.join(f'{n}: ...' for n in wanted)}}}"
     if not isinstance(bounds, Mapping):
         raise BoundError(f"bounds = {bounds!r}: expected a number for each bound", hint=f"give {listed}")
-    given = {getattr(key, "name", key): value for key, value in bounds.items()}
+    given: dict[Any, Any] = {}
     for key, value in bounds.items():
+        name = getattr(key, "name", key)
+        if name in given and given[name] != value:
+            raise BoundError(f"{key} = {value}: it is {given[name]} as well", hint="give one of them")
+        given[name] = value
         symbol = wanted.get(getattr(key, "name", key))
         if symbol is None or (isinstance(key, Symbol) and key is not symbol):
             own = next((f" of its own named {key}" for name in wanted if name == str(key)), "")
@@ -77,11 +89,20 @@ def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
     return {symbol: bound_number(name, given[name]) for name, symbol in wanted.items()}
 
 
+LARGEST = 2**31 - 2
+"""The largest bound: there may be a step behind it, and steps have 32 bits."""
+
+
 def bound_number(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise BoundError(
             f"bound {name} = {value!r}: a bound is a positive integer",
             hint="the number of steps of its dim, at least 1",
+        )
+    if value > LARGEST:
+        raise BoundError(
+            f"bound {name} = {value}: a bound is {LARGEST:,} at most",
+            hint="steps are counted with 32 bits; where a dim stops on data, a bound that is not reached costs nothing",
         )
     return int(value)
 
@@ -167,7 +188,14 @@ def _check_steps(
 
 
 def _input_shape(node: Node, bounds: Mapping[Any, int]) -> tuple[int, ...]:
-    return tuple(resolve((*(d.bound for d in node.domain), *node.shape), bounds))
+    shape = (*(d.bound for d in node.domain), *node.shape)
+    for bound in shape_symbols(shape):
+        if isinstance(bound, Bound) and bound not in bounds:
+            raise BoundError(
+                f"input '{node.attributes['input']}' has shape {show_shape(shape)}, and there is no number for {bound}",
+                hint=f"give it: {{{bound}: ...}}",
+            )
+    return tuple(resolve(shape, bounds))
 
 
 def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
@@ -204,7 +232,7 @@ def _check_input(node: Node, bounds: Mapping[Any, int], expected: tuple[int, ...
 def _as_array(value: Any) -> Array:
     """An array of what a user gave; of dtype object, which is refused, where it is none."""
     try:
-        return np.asarray(value)
+        return in_native_order(np.asarray(value))
     except TempoError:
         raise
     except (TypeError, ValueError):  # rows of different lengths

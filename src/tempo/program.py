@@ -418,7 +418,7 @@ class Program:
             self._graph = self._build()
         return self._graph
 
-    def evaluate(self, bounds: Mapping[Any, int] | None = None, seed: int = 0, **inputs: Any) -> Result:
+    def evaluate(self, /, bounds: Mapping[Any, int] | None = None, seed: int = 0, **inputs: Any) -> Result:
         """Run the program on the reference interpreter: exact, slow, for small bounds.
 
         ``bounds`` gives a number for every bound, ``inputs`` an array for every input; the result has the

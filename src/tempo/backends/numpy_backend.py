@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from tempo.analysis.walk import walk
+from tempo.errors import InputError, TempoError
 from tempo.given import Record, call_host, resolve
 from tempo.graph.node import Case, Edge, Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
+from tempo.mistakes import show_point
 from tempo.schedule.folds import COMBINE
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree
@@ -145,11 +147,16 @@ class NumpyMachine:
             here = {**self.numbers, **dict(zip(node.domain, point, strict=True))}
             try:
                 value = self.fold(statement, here, at) if statement.folds else self.value(statement, node, here)
-            except (IndexError, ValueError):
+            except (IndexError, ValueError) as error:
                 # Points between those at which a node is needed are computed with them, from whatever is there.
-                if (node, point) in self.needed:
+                if (node, point) not in self.needed:
+                    continue
+                if isinstance(error, TempoError):
                     raise
-                continue
+                raise InputError(
+                    f"{node.op.name} failed at {show_point(node.domain, point)}: {error}",
+                    places=[("here", node.source)],
+                ) from error
             if value is not None:
                 index = self.slots(node, point)
                 place: Any = (*index, *(slice(0, n) for n in value.shape))

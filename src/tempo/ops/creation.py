@@ -84,7 +84,7 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, program: Program | N
 
 def misfit(array: np.ndarray[Any, Any], target: DType) -> Any:
     """An element of the array for which the dtype has no place; None if all fit."""
-    if dtypes.is_float(target) or not array.size:
+    if dtypes.is_float(target) or dtypes.is_bool(array.dtype) or not array.size:
         return None
     if dtypes.is_float(array.dtype):
         return array.flat[0]
@@ -104,10 +104,15 @@ def _converted(array: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, An
     return array.astype(target)
 
 
+def in_native_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array whose numbers have their bytes in the machine's own order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def as_array(value: Any) -> np.ndarray[Any, Any]:
     """The numbers that a user gave."""
     try:
-        array = np.asarray(value)
+        array = in_native_order(np.asarray(value))
     except ProgramError:  # a list of tensors
         raise
     except (TypeError, ValueError):  # rows of different lengths

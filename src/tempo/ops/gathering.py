@@ -69,10 +69,17 @@ def _in_range_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
     return jx.np.where(found < 0, found + jx.true(x.sizes[axis]), found)
 
 
+def _to_read_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
+    """The same for reading, where what is too large is made the last: behind the true end are other steps' values."""
+    found = _in_range_jax(jx, indices, x, axis)
+    size = x.sizes[axis]
+    return found if isinstance(size, int) else jx.np.minimum(found, jx.true(size) - 1)
+
+
 def _take_along_jax(jx: Jx, x: Padded, indices: Padded, *, axis: int) -> Any:
     if not x.array.shape[axis]:
         return jx.np.zeros(indices.array.shape, x.dtype)
-    return jx.np.take_along_axis(x.array, _in_range_jax(jx, indices, x, axis), axis, mode="clip")
+    return jx.np.take_along_axis(x.array, _to_read_jax(jx, indices, x, axis), axis, mode="clip")
 
 
 def _scatter_add_jax(jx: Jx, x: Padded, indices: Padded, updates: Padded, *, axis: int) -> Any:
@@ -105,7 +112,7 @@ TAKE: Primitive = Primitive(
         apply(SCATTER_ADD, (zeros_like(x), indices, g), axis=axis),
         None,
     ),
-    jax=lambda jx, x, indices, *, axis: jx.gather(x.array, _in_range_jax(jx, indices, x, axis), axis),
+    jax=lambda jx, x, indices, *, axis: jx.gather(x.array, _to_read_jax(jx, indices, x, axis), axis),
 )
 
 SCATTER_ADD: Primitive = Primitive(

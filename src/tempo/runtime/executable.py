@@ -163,7 +163,7 @@ class Executable:
         """What knows the device and the inputs there."""
         return self._machine if self._whole is None else self._whole.place
 
-    def __call__(self, seed: int | None = None, **inputs: Any) -> Result:
+    def __call__(self, /, seed: int | None = None, **inputs: Any) -> Result:
         """Run the program: an array for every input, by name; the outputs are the result's attributes."""
         whole = self._whole
         if whole is not None and self._loaded is None:
@@ -187,7 +187,7 @@ class Executable:
         self._latest, self._over = None, True  # stores of a run before this one make room
         return whole.run(arrays)
 
-    def stream(self, seed: int | None = None, progress: bool = False, **inputs: Any) -> Stream:
+    def stream(self, /, seed: int | None = None, progress: bool = False, **inputs: Any) -> Stream:
         """Run the program and iterate over what it emits, as it does: ``for record in run.stream(x=data)``.
 
         A record has the ``name`` of what was emitted, the ``point`` and the ``value``. When the iteration is over, the

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tempo.errors import ProgramError
 from tempo.graph.fingerprint import numbered
 from tempo.graph.node import Graph, Node
@@ -50,10 +52,16 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("blocks", "buckets", "tiles"):
             said = getattr(self, name)
-            if isinstance(said, Mapping):
-                object.__setattr__(self, name, {_name(dim): value for dim, value in said.items()})
-        if isinstance(self.unroll, tuple):
-            object.__setattr__(self, "unroll", tuple(map(_name, self.unroll)))
+            if not isinstance(said, Mapping):
+                raise ProgramError(f"{name} = {said!r}: not by dims", hint=f'e.g. {name}={{"t": ...}}')
+            steps = {_name(dim): int(n) if isinstance(n, np.integer) else n for dim, n in said.items()}
+            object.__setattr__(self, name, steps)
+        for name in ("unroll", "host"):
+            said = getattr(self, name)
+            if not isinstance(said, str | tuple | list):
+                raise ProgramError(f"{name} = {said!r}: not a tuple of names", hint=f'e.g. {name}=("x",)')
+            if not isinstance(said, str):  # which is refused where it is used
+                object.__setattr__(self, name, tuple(map(_name, said)))
         for name in ("recompute", "roll", "kernels"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (name != "kernels" or value is not None):
@@ -84,7 +92,7 @@ class Plan:
         """A plan that was saved."""
         try:
             found = json.loads(Path(path).read_text())
-        except FileNotFoundError:
+        except (OSError, TypeError):
             raise ProgramError(
                 f"plan = {str(path)!r}: there is no such file",
                 hint=f"a plan is {', '.join(map(repr, GOALS))}, a tp.Plan, a dict, or a file written by Plan.save",
@@ -112,7 +120,7 @@ class Plan:
         dims = _declared(graph)
         for name, cuts in self.buckets.items():
             _check_name(f"buckets of {name}", name, graph)
-            whole = all(isinstance(step, int) and not isinstance(step, bool) for step in cuts)
+            whole = isinstance(cuts, Sequence) and all(map(_is_integer, cuts))
             if not whole or list(cuts) != sorted({*cuts}) or any(step < 1 for step in cuts):
                 raise ProgramError(
                     f"buckets of {name} = {cuts!r}: not positive integers, each greater than the one before",
@@ -178,12 +186,16 @@ def _steps(what: str, sizes: Mapping[str, int], graph: Graph) -> dict[Dim, int]:
     """Numbers of steps by dim."""
     for name, size in sizes.items():
         _check_name(f"{what}s of {name}", name, graph)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not _is_integer(size) or size < 1:
             raise ProgramError(
                 f"{what}s of {name} = {size!r}: a {what} is a positive integer", hint="the number of steps at once"
             )
     dims = _declared(graph)
     return {dims[name]: size for name, size in sizes.items()}
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _name(dim: Any) -> Any:

@@ -10,6 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from tempo.errors import BudgetError, ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.passes.ranges import tile_ranges
@@ -23,6 +25,7 @@ from tempo.schedule.storage import Storage, plan_storage
 from tempo.symbolic import Dim
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS |= {"TB": 10**12, "TIB": 2**40}
 
 # A plan for little memory takes up to this much more than it has to, for larger blocks.
 SLACK = 1.1
@@ -55,8 +58,8 @@ Fitting = Callable[[Mapping[str, int], int], Planned | None]
 
 def bytes_of(memory: int | str) -> int:
     """A number of bytes: ``"8GiB"``, ``"500 MB"``, ``10**9``."""
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
-        return memory
+    if isinstance(memory, int | np.integer) and not isinstance(memory, bool) and memory > 0:
+        return int(memory)
     if isinstance(memory, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
         if found and found[2].upper() in UNITS and float(found[1]) > 0:

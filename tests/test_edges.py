@@ -1,0 +1,137 @@
+"""What is easily got wrong around programs: bounds, inputs, results and plans of odd kinds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tempo as tp
+from tempo.errors import BoundError, InputError, ProgramError
+
+
+def double() -> tuple[tp.Program, Any]:
+    with tp.Program("double") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        prog.output("y", 2 * x)
+    return prog, T
+
+
+@pytest.fixture(params=["evaluate", "numpy", "jax"])
+def run(request: pytest.FixtureRequest) -> Any:
+    """A program run in one of three ways."""
+
+    def found(prog: tp.Program, bounds: Any, **inputs: Any) -> tp.Result:
+        if request.param == "evaluate":
+            return prog.evaluate(bounds, **inputs)
+        return prog.compile(bounds, backend=request.param)(**inputs)
+
+    found.name = request.param  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2"])
+def test_the_order_of_bytes(run: Any, dtype: str) -> None:
+    prog, T = double()
+    np.testing.assert_array_equal(run(prog, {T: 3}, x=np.array([1, 2, 3], dtype)).y, [2, 4, 6])
+    with tp.Program() as prog:
+        prog.output("c", tp.constant(np.array([1, 2], dtype)))
+    np.testing.assert_array_equal(run(prog, {}).c, [1, 2])
+
+
+def test_truth_values_where_integers_of_64_bits_are_wanted(run: Any) -> None:
+    with tp.Program() as prog:
+        prog.output("y", prog.input("x", 2, dtype="uint64") + tp.constant(True, dtype="uint64"))
+    assert run(prog, {}, x=[True, False]).y.tolist() == [2, 1]
+
+
+def test_an_input_named_self(run: Any) -> None:
+    with tp.Program() as prog:
+        prog.output("y", 2 * prog.input("self"))
+    assert run(prog, {}, **{"self": 3.0}).y == 6
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_indices_that_are_out_of_range(run: Any, along: bool) -> None:
+    """Those of a compiled program read no later step than others could."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        i = prog.input("i", domain=t, dtype="int32")
+        so_far = x[0 : t + 1]
+        taken = tp.take_along_axis(so_far, tp.reshape(i, (1,)), axis=0).space[0] if along else so_far.take(i)
+        prog.output("y", taken)
+    inputs = {"x": [10.0, 20.0, 30.0], "i": [2, 1, 0]}
+    if run.name == "jax":
+        assert run(prog, {T: 3}, **inputs).y.tolist() == [10, 20, 10]
+    else:
+        with pytest.raises(InputError, match="index 2 is out of range for axis 0 of size 1"):
+            run(prog, {T: 3}, **inputs)
+
+
+def test_results_are_copied_and_asked() -> None:
+    prog, T = double()
+    result = prog.evaluate({T: 2}, x=[1, 2])
+    for found in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+        assert found.y.tolist() == [2, 4]
+    assert "y" in result and "z" not in result and list(result) == ["y"]
+
+
+def test_bounds() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        n = prog.state("n", 0, over=t)
+        n.next = n + 1
+        prog.stop(t, when=n > 5)
+        prog.output("n", n.final)
+    assert prog.compile({T: 2**31 - 2})().n == 7
+    for bound in (2**31 - 1, 2**40, 2**70):
+        with pytest.raises(BoundError, match="a bound is 2,147,483,646 at most"):
+            prog.compile({T: bound})
+    with pytest.raises(BoundError, match="T = 4: it is 3 as well"):
+        prog.compile({T: 3, "T": 4})
+    assert prog.compile({T: 9, "T": 9})().n == 7
+
+
+def test_a_value_without_the_bound_of_what_it_reads() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        y = 2 * prog.input("x", domain=t)
+        prog.output("y", y)
+    with pytest.raises(BoundError, match=r"input 'x' has shape \(T,\), and there is no number for T"):
+        y.at(inputs={"x": [1, 2, 3]}, t=1)
+    assert y.at({T: 3}, inputs={"x": [1, 2, 3]}, t=1) == 4
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"blocks": 5},
+        {"blocks": ["t"]},
+        {"buckets": [2]},
+        {"buckets": {"t": 3}},
+        {"tiles": None},
+        {"unroll": None},
+        {"host": 3},
+        5,
+        b"x",
+        "",
+        "/",
+    ],
+)
+def test_what_is_no_plan(plan: Any) -> None:
+    prog, T = double()
+    with pytest.raises(ProgramError):
+        prog.compile({T: 8}, plan=plan)
+
+
+def test_numbers_of_numpy() -> None:
+    prog, T = double()
+    run = prog.compile({T: np.int64(4)}, plan=tp.Plan(blocks={"t": np.int64(2)}), memory=np.int64(10**9))
+    assert run(x=np.arange(4)).y.tolist() == [0, 2, 4, 6]
+    assert run.plan.blocks == {"t": 2}
+    assert prog.compile({T: 4}, memory="1TiB")(x=np.arange(4)).y.tolist() == [0, 2, 4, 6]
