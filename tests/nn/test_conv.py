@@ -1,7 +1,9 @@
 """Convolutions give PyTorch's numbers."""
 
+import numpy as np
 import pytest
 
+import tempo as tp
 from tempo import nn
 from tests.nn.checks import agree, functional, numbers, torch
 
@@ -33,3 +35,13 @@ def test_leading_axes_are_batches():
         return functional(torch.nn.Conv2d(2, 3, 2))(x.flatten(0, 3), **weights).unflatten(0, x.shape[:4])
 
     agree(nn.Conv2d(2, 3, 2), expected, numbers(B, T, 2, 3, 2, 3, 3))
+
+
+def test_sizes_can_be_numpys():
+    n = np.int64
+    options = {"stride": n(2), "dilation": n(2), "groups": n(2)}
+    with tp.Program("sizes") as prog:
+        prog.output("one", nn.Conv1d(n(2), n(4), n(2), **options).declare(prog, "one")(tp.ones((2, 7))))
+        prog.output("two", nn.Conv2d(n(2), n(4), n(2), **options).declare(prog, "two")(tp.ones((2, 7, 7))))
+    found = prog.evaluate()
+    assert (found.one.shape, found.two.shape) == ((4, 3), (4, 3, 3))

@@ -23,6 +23,14 @@ MADE = [
     (lambda: nn.Attention(6, 3, window=0), "Attention: the window has 0 steps"),
     (lambda: nn.Attention(6, 3, sinks=1), "Attention: 1 sinks without a window"),
     (lambda: nn.Dropout(1.0), "Dropout: the rate 1.0 is not in [0, 1)"),
+    (lambda: nn.Linear(0, 3), "Linear: 0 inputs"),
+    (lambda: nn.Conv1d(2, 4, 2, groups=4), "Conv1d: 2 channels to 4 do not divide into 4 groups"),
+    (lambda: nn.Conv2d(4, 3, 2, groups=2), "Conv2d: 4 channels to 3 do not divide into 2 groups"),
+    (lambda: nn.Conv1d(2, 4, 2, groups=0), "Conv1d: 2 channels to 4 do not divide into 0 groups"),
+    (
+        lambda: nn.init.xavier_uniform()((3,), "float32"),
+        "a parameter of shape (3,) has no inputs and outputs, by which its first value is to be scaled",
+    ),
 ]
 
 

@@ -1,5 +1,7 @@
 """Modules: what they are, what their parameters are called, and how programs share them."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,24 @@ def test_names_must_be_free():
         nn.Linear(2, 1).declare(prog)
         with pytest.raises(tp.errors.ProgramError, match="already has a tensor named 'weight'"):
             nn.Linear(2, 1).declare(prog)
+
+
+class Pair(NamedTuple):
+    scale: Any
+    shift: Any
+
+
+class Affine(nn.Module):
+    def __init__(self):
+        self.pair = Pair(nn.Parameter((2,), nn.init.constant(3.0)), nn.Parameter((2,), nn.init.ones))
+
+    def __call__(self, x):
+        return self.pair.scale * x + self.pair.shift
+
+
+def test_named_tuples_hold_parameters():
+    with tp.Program("pair") as prog:
+        net = Affine().declare(prog)
+        prog.output("y", net(tp.ones(2)))
+    assert list(net.parameters()) == list(prog.params) == list(Affine().parameters()) == ["pair.0", "pair.1"]
+    assert prog.evaluate().y.tolist() == [4, 4]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tempo as tp
-from tempo import optim
+from tempo import nn, optim
 from tempo.optim import optimisers
 
 RNG = np.random.default_rng(0)
@@ -149,3 +149,43 @@ def test_mistakes() -> None:
             optim.SGD(0.1).update({"plain": plain}, {"plain": plain})
         with pytest.raises(tp.errors.ProgramError, match="there is no gradient for w"):
             optim.SGD(0.1).update({"w": w}, {})
+        optim.Adam(0.1).update({"w": w}, {"w": w * 1})
+        with pytest.raises(tp.errors.ProgramError) as caught:
+            optim.Adam(0.1).update({"w": w}, {"w": w * 1})
+        assert caught.value.message == "w has a next value already: it is updated twice"
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        optim.SGD(0.1, nesterov=True)
+    assert caught.value.message == "SGD: nesterov looks ahead along the momentum, which is 0"
+
+
+def test_two_modules_with_an_optimiser_each() -> None:
+    """Their parameters have the same names; what the optimisers keep of them does not."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        with prog.training(over=i):
+            nets = {name: nn.Linear(2, 1).declare(prog, name) for name in "ab"}
+        for name, net in nets.items():
+            loss = tp.sum(tp.square(net(tp.ones(2)) - 1))
+            optim.Adam(0.1).update(net.parameters(), tp.grad(loss, net.parameters()))
+            prog.output(name, loss)
+    found = prog.evaluate({I: 60})
+    assert found.a[-1] < 0.01 and found.b[-1] < 0.01
+
+
+def test_schedules_of_few_steps() -> None:
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        prog.output("now", optim.warmup(0, 2.0)(i.value))
+        prog.output("then", optim.warmup(0, optim.linear(1.0, 0.0, 2))(i.value))
+        for steps in (0, 1):
+            prog.output(f"linear{steps}", optim.linear(1.0, 0.2, steps)(i.value))
+            prog.output(f"cosine{steps}", optim.cosine(1.0, 0.2, steps)(i.value))
+    found = prog.evaluate({I: 3})
+    np.testing.assert_allclose(found.now, [2, 2, 2])
+    np.testing.assert_allclose(found.then, [1, 0.5, 0])
+    for name, first in (("linear0", 0.2), ("cosine0", 0.2), ("linear1", 1), ("cosine1", 1)):
+        np.testing.assert_allclose(found[name], [first, 0.2, 0.2], rtol=1e-6, err_msg=name)
+
+
+def test_no_gradients_are_not_clipped() -> None:
+    assert optim.clip_by_global_norm({}, 1.0) == {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 import tempo as tp
-from tempo import rl
+from tempo import nn, rl
 
 COUNT, STEPS, EPOCHS, MINIBATCHES, ITERATIONS = 3, 8, 2, 3, 2
 GAMMA, LAMBDA, RATE, CLIP = 0.9, 0.8, 1e-2, 0.1
@@ -235,3 +235,46 @@ def test_minibatches_that_do_not_come_out_even() -> None:
     with pytest.raises(tp.errors.ProgramError) as error:
         rl.ppo(rl.CartPole(), iterations=1, count=3, steps=5, minibatches=4)
     assert error.value.message == "3 environments times 5 steps cannot be shared out among 4 minibatches"
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        self.pair = Pair(nn.Parameter((), nn.init.ones), nn.Parameter((), nn.init.ones))
+
+
+def test_a_learner_replaces_parameters_in_named_tuples() -> None:
+    with tp.Program() as prog:
+        i, _ = prog.dim("i")
+        e, _ = prog.dim("e")
+        learner = rl.Learner(Sum(), prog, i, (e,))
+    assert learner.net.pair == Pair(*learner.parameters.values())
+    assert learner.acting.pair.first.domain == (i,)
+
+
+def test_dqn_that_does_not_explore() -> None:
+    algorithm = rl.dqn(rl.CartPole(), iterations=3, count=1, exploration=0, last_epsilon=0.1)
+    with algorithm.program as prog:
+        prog.output("epsilon", algorithm.tensors["epsilon"])
+    np.testing.assert_allclose(prog.evaluate(algorithm.bounds).epsilon, [0.1, 0.1, 0.1], rtol=1e-6)
+
+
+ON_POLICY = ("iterations", "count", "steps")
+COUNTS = [
+    *((rl.a2c, name) for name in ON_POLICY),
+    *((rl.reinforce, name) for name in ON_POLICY),
+    *((make, name) for make in (rl.ppo, rl.recurrent_ppo) for name in (*ON_POLICY, "epochs", "minibatches")),
+    *((rl.dqn, name) for name in ("iterations", "count", "replay", "batch")),
+]
+
+
+@pytest.mark.parametrize(("make", "wrong"), COUNTS)
+def test_counts_are_one_or_more(make: Any, wrong: str) -> None:
+    needed = ("iterations", "count") if make is rl.dqn else ON_POLICY
+    with pytest.raises(tp.errors.ProgramError) as error:
+        make(rl.CartPole(), **{**dict.fromkeys(needed, 4), wrong: 0})
+    assert str(error.value).splitlines()[::2] == [f"{wrong} is 0", f"  hint: {wrong} is 1 or more"]

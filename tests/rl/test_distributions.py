@@ -146,3 +146,37 @@ def test_several_choices_at_once() -> None:
     shares = [np.bincount(result["sample"][:, n], minlength=n + 2) / 300 for n in (0, 1)]
     for share, own in zip(shares, (logits[:2], logits[2:]), strict=True):
         np.testing.assert_allclose(share, np.exp(own) / np.exp(own).sum(), atol=0.1)
+
+
+def test_gradients_where_an_action_is_ruled_out_by_both() -> None:
+    with tp.Program() as prog:
+        a, b = (prog.input(name, 3) for name in "ab")
+        for name, gradient in tp.grad(rl.kl(rl.Categorical(a), rl.Categorical(b)), {"a": a, "b": b}).items():
+            prog.output(name, gradient)
+    inputs = {"a": [0, 1, -np.inf], "b": [0.5, 0.2, -np.inf]}
+    for found in (prog.evaluate(**inputs), prog.compile(backend="numpy")(**inputs)):
+        np.testing.assert_allclose(found.a, [-0.2556, 0.2556, 0], atol=1e-4)
+        np.testing.assert_allclose(found.b, [0.3055, -0.3055, 0], atol=1e-4)
+
+
+def test_bits_that_are_certain() -> None:
+    """Infinite logits: nothing is nan, and what cannot be has a probability of 0."""
+    with tp.Program() as prog:
+        logits, bits = prog.input("logits", 2), prog.input("bits", 2)
+        p, q = rl.Bernoulli(logits), rl.Bernoulli(tp.constant([0.3, 0.3]))
+        prog.output("prob", tp.exp(p.log_prob(bits)))
+        prog.output("entropy", p.entropy())
+        prog.output("kl", rl.kl(p, q))
+        prog.output("same", rl.kl(p, p))
+        prog.output("slope", tp.grad(p.log_prob(bits), {"logits": logits})["logits"])
+    for bits, prob in (([1, 0], 1), ([0, 0], 0), ([1, 1], 0)):
+        found = prog.evaluate(logits=[np.inf, -np.inf], bits=bits)
+        np.testing.assert_allclose([found.prob, found.entropy, found.same], [prob, 0, 0])
+        np.testing.assert_allclose(found.kl, -np.log(1 / (1 + np.exp(-0.3))) - np.log(1 / (1 + np.exp(0.3))), rtol=1e-6)
+        assert np.isfinite(found.slope).all()
+
+
+def test_choices_that_do_not_fit_the_logits() -> None:
+    with tp.Program(), pytest.raises(tp.errors.ShapeError) as error:
+        rl.MultiCategorical(tp.zeros(6), (2, 3))
+    assert error.value.message == "MultiCategorical: 6 logits for choices of 2, 3"

@@ -156,3 +156,27 @@ def test_numbers_do_for_what_is_the_same_at_all_steps() -> None:
     result = prog.evaluate({T: 3})
     np.testing.assert_allclose(result.returns, [2.25, 2.5, 3])
     np.testing.assert_allclose(result.n_step, [1.5, 1.5, 1])
+
+
+@pytest.mark.parametrize("number", [int, float, np.float64, np.float32, np.int64, np.array])
+def test_numbers_of_python_and_numpy(number: Any) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        one, four = number(1), number(4)
+        prog.output("returns", rl.discounted(one, False, False, t, 0.5, four))
+        prog.output("n_step", rl.n_step(one, four, False, False, t, 0.5, 2))
+        prog.output("gae", rl.gae(one, number(2), four, False, False, t, 0.5, 1.0))
+        prog.output("vtrace", rl.vtrace(tp.constant(0.0), one, number(2), four, False, False, t, 0.5)[0])
+    result = prog.evaluate({T: 3})
+    np.testing.assert_allclose(result.returns, [2.25, 2.5, 3])
+    np.testing.assert_allclose(result.n_step, [2.5, 2.5, 3])
+    np.testing.assert_allclose(result.gae, [1.75, 1.5, 1])
+    np.testing.assert_allclose(result.vtrace, [3.75, 3.5, 3])
+    assert result.returns.dtype == result.n_step.dtype == np.float32
+
+
+def test_returns_of_no_steps() -> None:
+    with tp.Program() as prog, pytest.raises(tp.errors.ProgramError) as error:
+        t, _ = prog.dim("t")
+        rl.n_step(1.0, 0.0, False, False, t, 0.5, 0)
+    assert error.value.message == "returns of n = 0 steps"

@@ -316,3 +316,50 @@ def test_arguments_that_do_not_fit(text: str, message: str, capsys: pytest.Captu
 def test_evaluating_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(tmp_path)]) == 1
     assert f"nothing was trained in '{tmp_path}'" in capsys.readouterr().err
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def test_episodes_that_never_end() -> None:
+    env = rl.Pendulum(limit=None)
+    log = rl.train(small(env, iterations=2), backend="numpy").log
+    assert [row["episodes"] for row in log] == [0, 0]
+    assert all(np.isnan(row["episode_return"]) for row in log)
+
+
+def test_checkpoints_without_a_log(tmp_path: Path) -> None:
+    rl.train(small(make("within")), tmp_path, every=2, backend="numpy")
+    (tmp_path / "progress.csv").unlink()
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.train(small(make("within")), tmp_path, backend="numpy")
+    assert error.value.message == f"'{tmp_path}' has a training already"
+    with pytest.raises(tp.errors.CheckpointError) as lost:
+        rl.train(small(make("within")), tmp_path, resume=True, backend="numpy")
+    assert lost.value.message == f"'{tmp_path}' has checkpoints, but no progress.csv to go on with"
+
+
+def test_a_checkpoint_that_is_not_whole(tmp_path: Path) -> None:
+    rl.train(small(make("within")), tmp_path, every=2, backend="numpy")
+    newest = Checkpoints(tmp_path).newest()
+    assert newest is not None
+    (newest / "logs.json").unlink()
+    with pytest.raises(tp.errors.CheckpointError) as error:
+        rl.train(small(make("within")), tmp_path, resume=True, backend="numpy")
+    assert error.value.message == f"the checkpoint '{newest}' has no logs.json"
+
+
+def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.train(small(make("within")), path, backend="numpy")
+    assert error.value.message == f"'{path}' is a file, not a directory"
+
+
+@pytest.mark.parametrize("wrong", ["episodes", "limit"])
+def test_evaluating_for_no_time(wrong: str) -> None:
+    env = rl.CartPole()
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.evaluate(rl.Policy(env), {}, env, **{wrong: 0})
+    assert error.value.message == f"{wrong} is 0"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import tempo as tp
 from tempo.nn import init
 from tempo.nn.mistakes import wrong
@@ -26,12 +28,18 @@ class _Convolution(Module):
         groups: int,
         **options: Any,
     ) -> None:
+        if inputs < 1 or groups < 1 or inputs % groups or outputs % groups:
+            raise wrong(
+                self,
+                f"{inputs} channels to {outputs} do not divide into {groups} groups",
+                "groups has to divide the channels of inputs, of which there is at least 1, and of outputs",
+            )
         initial = init.uniform(1 / math.sqrt(inputs // groups * math.prod(window)))
         self.convolve = convolve
         self.inputs = inputs
-        self.options = {"groups": groups, **options}
-        self.weight = Parameter((outputs, inputs // groups, *window), initial)
-        self.bias = Parameter((outputs,), initial) if bias else None
+        self.options = {"groups": _plain(groups), **options}
+        self.weight = Parameter((_plain(outputs), _plain(inputs // groups), *window), initial)
+        self.bias = Parameter((_plain(outputs),), initial) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
         axes = len(self.weight.shape) - 2
@@ -64,8 +72,8 @@ class Conv1d(_Convolution):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
-        options = {"stride": stride, "padding": padding, "dilation": dilation}
-        super().__init__(tp.conv1d, inputs, outputs, (window,), bias, groups, **options)
+        options = {"stride": _plain(stride), "padding": padding, "dilation": _plain(dilation)}
+        super().__init__(tp.conv1d, inputs, outputs, (_plain(window),), bias, groups, **options)
 
 
 class Conv2d(_Convolution):
@@ -89,6 +97,15 @@ class Conv2d(_Convolution):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
-        sizes = (window, window) if isinstance(window, int) else tuple(window)
-        options = {"stride": stride, "padding": padding, "dilation": dilation}
-        super().__init__(tp.conv2d, inputs, outputs, sizes, bias, groups, **options)
+        options = {"stride": _both(stride), "padding": padding, "dilation": _both(dilation)}
+        super().__init__(tp.conv2d, inputs, outputs, _both(window), bias, groups, **options)
+
+
+def _both(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """One size per axis, from one for both or two."""
+    return tuple(map(_plain, sizes)) if isinstance(sizes, Sequence | np.ndarray) else (_plain(sizes),) * 2
+
+
+def _plain(size: Any) -> Any:
+    """Python's own integer for one of NumPy's; whatever else is no size, ``tp.conv1d`` and ``tp.conv2d`` say."""
+    return int(size) if isinstance(size, np.integer) else size

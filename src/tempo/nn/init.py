@@ -78,5 +78,11 @@ def _orthonormal(drawn: Any) -> Any:
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many inputs each output of a weight (outputs, inputs, *window) has, and how many outputs each input."""
+    if len(shape) < 2:
+        raise tp.errors.ShapeError(
+            f"a parameter of shape {shape} has no inputs and outputs, by which its first value is to be scaled",
+            places=[("here", tp.errors.user_line())],
+            hint="xavier and kaiming are for weights (outputs, inputs, *window); take nn.init.uniform or normal here",
+        )
     outputs, inputs, *window = shape
     return inputs * math.prod(window), outputs * math.prod(window)

@@ -70,8 +70,8 @@ class Module:
                 return module
             if isinstance(value, dict):
                 return {key: declared(part, _join(name, key)) for key, part in _parts(value)}
-            if type(value) in (list, tuple):
-                return type(value)(declared(part, _join(name, key)) for key, part in _parts(value))
+            if isinstance(value, list | tuple):
+                return _sequence_of(value, [declared(part, _join(name, key)) for key, part in _parts(value)])
             return value
 
         net: ModuleT = declared(self, prefix)
@@ -109,6 +109,11 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from (vars(value) if isinstance(value, Module) else value).items()
     else:
         yield from enumerate(value)
+
+
+def _sequence_of(like: Any, parts: list[Any]) -> Any:
+    """A list, a tuple or a named tuple as ``like`` is, of other parts. Named tuples take them one by one."""
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
 def _join(prefix: str, name: Any) -> str:

@@ -18,5 +18,7 @@ def global_norm(gradients: Mapping[str, Tensor]) -> Tensor:
 
 def clip_by_global_norm(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """The gradients, all made shorter by the same factor where their ``global_norm`` is more than ``most``."""
+    if not gradients:
+        return {}
     scale = tp.minimum(1.0, most / (global_norm(gradients) + 1e-6))
     return {name: (wide(g) * scale).astype(g.dtype) for name, g in gradients.items()}

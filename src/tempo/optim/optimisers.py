@@ -69,6 +69,12 @@ class SGD(Optimiser):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(rate, weight_decay)
+        if nesterov and not momentum:
+            raise tp.errors.ProgramError(
+                "SGD: nesterov looks ahead along the momentum, which is 0",
+                places=[("here", tp.errors.user_line())],
+                hint="optim.SGD(rate, momentum=0.9, nesterov=True)",
+            )
         self.momentum = momentum
         self.nesterov = nesterov
 
@@ -150,6 +156,8 @@ class _Group:
     """Parameters that are updated as one vector, or a single one as it is."""
 
     names: tuple[str, ...]
+    tensor_name: str
+    """Of the first parameter in its program. Two modules have names in common; their tensors do not."""
     shapes: tuple[tuple[int, ...], ...]
     over: tuple[tp.Dim, ...]
     domain: tuple[tp.Dim, ...]
@@ -188,7 +196,7 @@ class _Moments:
     def __call__(self, name: str, after: Callable[[Tensor], Tensor]) -> Tensor:
         group = self.group
         kept = group.program.state(
-            f"{self.prefix}.{name}.{group.names[0]}",
+            f"{self.prefix}.{name}.{group.tensor_name}",
             tp.zeros(group.shape, dtype=group.dtype),
             over=group.over,
             domain=group.domain,
@@ -207,7 +215,8 @@ def _groups(parameters: Mapping[str, Any]) -> list[_Group]:
     groups = []
     for (over, domain, dtype, *_), names in together.items():
         shapes = tuple(parameters[name].shape for name in names)
-        groups.append(_Group(tuple(names), shapes, over, domain, dtype, parameters[names[0]].program))
+        first = parameters[names[0]]
+        groups.append(_Group(tuple(names), first.name, shapes, over, domain, dtype, first.program))
     return groups
 
 
@@ -219,6 +228,13 @@ def _count(over: Sequence[tp.Dim]) -> Tensor:
     return count
 
 
+def _is_updated(parameter: tp.State) -> bool:
+    try:
+        return parameter.next is not None
+    except tp.errors.ProgramError:
+        return False
+
+
 def _check(parameters: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         if not isinstance(parameter, tp.State):
@@ -226,6 +242,12 @@ def _check(parameters: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> No
                 f"{name} is no state: it has no next value",
                 places=[("here", tp.errors.user_line())],
                 hint="declare parameters within prog.training(over=...)",
+            )
+        if _is_updated(parameter):
+            raise tp.errors.ProgramError(
+                f"{name} has a next value already: it is updated twice",
+                places=[("here", tp.errors.user_line()), (parameter.name, parameter.edge.node.source)],
+                hint="give every parameter to one optimiser, once; of several losses, add the gradients",
             )
         if name not in gradients:
             raise tp.errors.ProgramError(

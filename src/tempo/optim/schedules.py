@@ -11,18 +11,19 @@ Tensor = tp.RecurrentTensor
 Schedule = Callable[[Tensor], Tensor]
 
 
-def linear(first: float, last: float, steps: int) -> Schedule:
+def linear(first: float, last: float, steps: float) -> Schedule:
     """From ``first`` to ``last`` in so many steps, and ``last`` from there on."""
     return lambda count: first + (last - first) * _part(count, steps)
 
 
-def cosine(first: float, last: float, steps: int) -> Schedule:
+def cosine(first: float, last: float, steps: float) -> Schedule:
     """From ``first`` to ``last`` in so many steps along half a wave, and ``last`` from there on."""
     return lambda count: last + (first - last) * 0.5 * (1 + tp.cos(math.pi * _part(count, steps)))
 
 
 def warmup(steps: int, then: float | Schedule) -> Schedule:
-    """From 0 up in so many steps, to what ``then`` is: a learning rate, or a schedule that begins there."""
+    """From 0 up in so many steps, to what ``then`` is: a learning rate, or a schedule that begins there. With 0 steps,
+    it is ``then`` from the start."""
 
     def rate(count: Tensor) -> Tensor:
         later = then(tp.maximum(count - steps, 0)) if callable(then) else then
@@ -31,7 +32,8 @@ def warmup(steps: int, then: float | Schedule) -> Schedule:
     return rate
 
 
-def _part(count: Tensor, steps: int) -> Tensor:
-    """How much of the steps has been made."""
-    part: Tensor = tp.minimum(count.astype(tp.float32) / max(steps, 1), 1.0)
+def _part(count: Tensor, steps: float) -> Tensor:
+    """How much of the steps has been made: of no steps, all from the start."""
+    made = count.astype(tp.float32)
+    part: Tensor = tp.minimum(made / steps, 1.0) if steps > 0 else tp.ones_like(made)
     return part

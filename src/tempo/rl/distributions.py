@@ -17,6 +17,9 @@ import tempo as tp
 Tensor = tp.RecurrentTensor
 Domain = tp.Dim | tuple[tp.Dim, ...] | None
 
+# Stands for infinite logits, so that 0 times one is 0.
+HUGE = 1e30
+
 
 class Distribution(ABC):
     """The base of distributions."""
@@ -58,16 +61,18 @@ class Categorical(Distribution):
         return -tp.sum(self._probabilities() * self._finite(), axis=-1)
 
     def kl(self, other: Categorical) -> Tensor:
-        # Where p is 0, p log(p / q) is 0, whatever q is.
-        terms = self._probabilities() * (self._finite() - other.logits)
-        return tp.sum(tp.where(self._probabilities() > 0, terms, 0.0), axis=-1)
+        # Where p is 0, p log(p / q) is 0, whatever q is. Gradients go through both sides of a where: infinities must
+        # not come to the subtraction at all.
+        possible = self._probabilities() > 0
+        terms = self._probabilities() * (self._finite() - tp.where(possible, other.logits, 0.0))
+        return tp.sum(tp.where(possible, terms, 0.0), axis=-1)
 
     def _probabilities(self) -> Tensor:
         return tp.exp(self.logits)
 
     def _finite(self) -> Tensor:
         """Logits of -inf rule an action out; 0 times -inf would be nan."""
-        finite: Tensor = tp.maximum(self.logits, -1e30)
+        finite: Tensor = tp.maximum(self.logits, -HUGE)
         return finite
 
 
@@ -75,6 +80,12 @@ class MultiCategorical(Distribution):
     """Several independent choices: ``logits`` (..., sum of counts), one after the other, actions int32 (..., n)."""
 
     def __init__(self, logits: Tensor, counts: Sequence[int]) -> None:
+        if sum(counts) != logits.shape[-1]:
+            raise tp.errors.ShapeError(
+                f"MultiCategorical: {logits.shape[-1]} logits for choices of {', '.join(map(str, counts))}",
+                places=[("here", tp.errors.user_line())],
+                hint=f"these choices take {sum(counts)} logits: one for each that can be chosen",
+            )
         ends = [sum(counts[:n]) for n in range(1, len(counts))]
         self.parts = [Categorical(part) for part in tp.split(logits, ends, axis=-1)]
 
@@ -99,7 +110,7 @@ class Bernoulli(Distribution):
     """n independent bits: ``logits`` of shape (..., n), actions of the same shape, bool or numbers 0 and 1."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+        self.logits: Tensor = tp.clip(logits, -HUGE, HUGE)
 
     def sample(self, domain: Domain = None) -> Tensor:
         return tp.random.bernoulli(tp.sigmoid(self.logits), domain=domain)
@@ -116,9 +127,10 @@ class Bernoulli(Distribution):
         return tp.sum(tp.softplus(self.logits) - p * self.logits, axis=-1)
 
     def kl(self, other: Bernoulli) -> Tensor:
-        p = tp.sigmoid(self.logits)
-        gain = tp.softplus(other.logits) - tp.softplus(self.logits)
-        return tp.sum(p * (self.logits - other.logits) + gain, axis=-1)
+        # log p is -softplus(-logits), log(1 - p) is -softplus(logits): no large numbers are subtracted.
+        ones = tp.sigmoid(self.logits) * (tp.softplus(-other.logits) - tp.softplus(-self.logits))
+        zeros = tp.sigmoid(-self.logits) * (tp.softplus(other.logits) - tp.softplus(self.logits))
+        return tp.sum(ones + zeros, axis=-1)
 
 
 class Normal(Distribution):

@@ -60,7 +60,9 @@ def _with(module: ModuleT, values: Mapping[int, Any]) -> ModuleT:
             return other
         if isinstance(value, dict):
             return {name: replaced(part) for name, part in value.items()}
-        return type(value)(map(replaced, value)) if type(value) in (list, tuple) else value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(replaced, value))
+        return type(value)(map(replaced, value)) if isinstance(value, list | tuple) else value
 
     whole: ModuleT = replaced(module)
     return whole

@@ -11,13 +11,16 @@ All are functions of tensors over ``t`` (and any other dims), which share these 
     t            the dim that time is
 
 So ``next_value`` counts at truncations and at the last step of t, never at terminations. With ``o`` as observations and
-``final`` as what steps led to, it is ``critic(final)``. Returns are defined by cases under ``name``, which two calls in
-one program cannot share. Gradients flow through them: what is a target is ``tp.stop_gradient(...)`` of one.
+``final`` as what steps led to, it is ``critic(final)``. What is the same at all steps may be a number, Python's or
+NumPy's. Returns are defined by cases under ``name``, which two calls in one program cannot share. Gradients flow
+through them: what is a target is ``tp.stop_gradient(...)`` of one.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 import tempo as tp
 
@@ -25,7 +28,7 @@ Tensor = tp.RecurrentTensor
 
 
 def discounted(
-    reward: Tensor,
+    reward: Any,
     terminated: Any,
     truncated: Any,
     t: tp.Dim,
@@ -37,11 +40,16 @@ def discounted(
     return td_lambda(reward, next_value, terminated, truncated, t, gamma, 1.0, name)
 
 
-def n_step(reward: Tensor, next_value: Any, terminated: Any, truncated: Any, t: tp.Dim, gamma: float, n: int) -> Tensor:
+def n_step(reward: Any, next_value: Any, terminated: Any, truncated: Any, t: tp.Dim, gamma: float, n: int) -> Tensor:
     """What n steps give, and the value of what they lead to:
 
     R[t] = r[t] + ... + gamma^(n - 1) r[t + n - 1] + gamma^n next_value[t + n - 1]
     """
+    if n < 1:
+        raise tp.errors.ProgramError(
+            f"returns of n = {n} steps", places=[("here", tp.errors.user_line())], hint="n is 1 or more"
+        )
+    reward, next_value = _tensors(t, reward, next_value)
     goes_on, cut = _ends(terminated, truncated, reward.dtype)
     keep = _over(t, gamma * goes_on)
     gain = _over(t, reward + gamma * cut * next_value)
@@ -54,7 +62,7 @@ def n_step(reward: Tensor, next_value: Any, terminated: Any, truncated: Any, t: 
 
 
 def td_lambda(
-    reward: Tensor,
+    reward: Any,
     next_value: Any,
     terminated: Any,
     truncated: Any,
@@ -67,6 +75,7 @@ def td_lambda(
 
     G[t] = r[t] + gamma ((1 - lambda) next_value[t] + lambda G[t + 1])
     """
+    reward, next_value = _tensors(t, reward, next_value)
     goes_on, cut = _ends(terminated, truncated, reward.dtype)
     ahead = _over(t, next_value)
     gain = reward + gamma * (cut + (1 - lam) * goes_on) * ahead
@@ -75,7 +84,7 @@ def td_lambda(
 
 
 def gae(
-    reward: Tensor,
+    reward: Any,
     value: Any,
     next_value: Any,
     terminated: Any,
@@ -90,6 +99,7 @@ def gae(
     delta[t] = r[t] + gamma next_value[t] - v[t]
     A[t] = delta[t] + gamma lambda A[t + 1]
     """
+    reward, next_value = _tensors(t, reward, next_value)
     goes_on, cut = _ends(terminated, truncated, reward.dtype)
     delta = reward + gamma * (goes_on + cut) * next_value - value
     here, _ = _backwards(name, t, delta, gamma * lam * goes_on, 0.0)
@@ -98,7 +108,7 @@ def gae(
 
 def vtrace(
     log_ratio: Tensor,
-    reward: Tensor,
+    reward: Any,
     value: Any,
     next_value: Any,
     terminated: Any,
@@ -118,6 +128,7 @@ def vtrace(
     vs[t] - v[t] = rho[t] (r[t] + gamma next_value[t] - v[t]) + gamma c[t] (vs[t + 1] - v[t + 1])
     A[t] = rho[t] (r[t] + gamma vs[t + 1] - v[t])
     """
+    reward, next_value = _tensors(t, reward, next_value)
     goes_on, cut = _ends(terminated, truncated, reward.dtype)
     ratio = tp.exp(log_ratio)
     rho, c = tp.minimum(most_rho, ratio), lam * tp.minimum(most_c, ratio)
@@ -147,8 +158,18 @@ def _backwards(name: str, t: tp.Dim, gain: Tensor, keep: Tensor, last: Any) -> t
 
 def _over(t: tp.Dim, x: Any) -> Tensor:
     """x as a tensor over t, and over its other dims."""
-    here: Tensor = x + 0 * t.value if isinstance(x, float | int) or t not in x.domain else x
+    here: Tensor = x if t in x.domain else x + 0 * t.value
     return here
+
+
+def _tensors(t: tp.Dim, reward: Any, next_value: Any) -> tuple[Tensor, Tensor]:
+    """Both as tensors: numbers have the dtype that the reward has."""
+
+    def tensor(x: Any, dtype: Any) -> Tensor:
+        return x if isinstance(x, Tensor) else (0 * t.value).astype(dtype) + np.asarray(x, dtype)
+
+    reward = tensor(reward, tp.float32)
+    return reward, tensor(next_value, reward.dtype)
 
 
 def _at(x: Tensor, t: tp.Dim, index: Any) -> Tensor:

@@ -25,9 +25,21 @@ class Algorithm(NamedTuple):
     """How many steps of environments one iteration makes."""
 
 
+def expect_counts(**counts: int) -> None:
+    """Raise an error unless there is at least one of each."""
+    for name, count in counts.items():
+        if count < 1:
+            raise tp.errors.ProgramError(
+                f"{name} is {count}", places=[("here", tp.errors.user_line())], hint=f"{name} is 1 or more"
+            )
+
+
 def emit_episodes(prog: tp.Program, steps: Steps, i: tp.Dim) -> None:
     """Emit, for every iteration i, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
     ended = (steps.terminated | steps.truncated).astype(tp.float32)
+    # Where episodes never end, nothing here goes over the dims of the rollout.
+    for dim in steps.episode_return.domain:
+        ended = ended if dim in ended.domain else ended + 0.0 * tp.index_value(dim).astype(tp.float32)
     total = ended * steps.episode_return
 
     def everywhere(x: Tensor) -> Tensor:

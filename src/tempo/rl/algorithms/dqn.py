@@ -12,7 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.networks import QNetwork
 
@@ -46,6 +46,7 @@ def dqn(
     lets the network itself say what the best next action is, and only the target network what it is worth. Emits
     ``loss``, ``episodes`` and ``episode_return`` in every iteration; outputs are the parameters in the end, by name.
     """
+    expect_counts(iterations=iterations, count=count, replay=replay, batch=batch)
     network = network or QNetwork(env)
     with tp.Program("dqn") as prog:
         i, I = prog.dim("i")
@@ -57,7 +58,7 @@ def dqn(
         # Acting
         play = Rollout(env, over=i, batch=b)
         progress = i.value.astype(tp.float32) / iterations
-        epsilon = first_epsilon + (last_epsilon - first_epsilon) * tp.minimum(progress / exploration, 1.0)
+        epsilon = optim.linear(first_epsilon, last_epsilon, exploration * iterations)(i.value)
         explores = tp.random.uniform((), (i, b)) < epsilon
         anything = tp.random.randint(0, network.count, (), (i, b))
         action = tp.where(explores, anything, q(play.observation).mode()).astype(tp.int32)

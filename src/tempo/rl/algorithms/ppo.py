@@ -14,7 +14,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.learner import Learner
 from tempo.rl.networks import Critic, Policy
@@ -65,6 +65,7 @@ def ppo(
     not those of ``episode_return``. Emits ``loss``, ``episodes`` and ``episode_return`` in every iteration; outputs are
     the parameters in the end, by name. With ``init=False`` their first values are inputs (``Learner``).
     """
+    expect_counts(iterations=iterations, count=count, steps=steps, epochs=epochs, minibatches=minibatches)
     size, rest = divmod(count * steps, minibatches)
     if rest:
         raise tp.errors.ProgramError(

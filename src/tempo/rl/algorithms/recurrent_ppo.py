@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.learner import Learner
 from tempo.rl.recurrent import RecurrentPolicy
@@ -51,6 +51,7 @@ def recurrent_ppo(
     ``anneal`` lets the learning rate go to 0 with the iterations. Emits ``loss``, ``episodes`` and ``episode_return``
     in every iteration; outputs are the parameters in the end, by name.
     """
+    expect_counts(iterations=iterations, count=count, steps=steps, epochs=epochs, minibatches=minibatches)
     size, rest = divmod(count, minibatches)
     if rest:
         raise tp.errors.ProgramError(

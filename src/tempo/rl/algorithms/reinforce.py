@@ -12,7 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.networks import Critic, Policy
 from tempo.rl.returns import discounted, n_step
@@ -36,6 +36,7 @@ def reinforce(
     ``n`` is how many steps returns look ahead, None for all. Emits ``loss``, ``episodes`` and ``episode_return`` in
     every iteration; outputs are the parameters in the end, by name.
     """
+    expect_counts(iterations=iterations, count=count, steps=steps)
     policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("reinforce") as prog:
         i, I = prog.dim("i")

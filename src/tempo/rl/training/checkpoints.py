@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tempo as tp
 from tempo.rl.environments import Environment, Gymnasium
 
 RUN, ENVIRONMENT, LOGS = "run.safetensors", "environment.pickle", "logs.json"
@@ -52,6 +53,12 @@ class Checkpoints:
 
     def load(self, path: Path, run: Any, env: Environment | Gymnasium) -> dict[str, Any]:
         """Let the next stream go on from there; how far the logs were."""
+        for name in (RUN, LOGS, ENVIRONMENT) if isinstance(env, Gymnasium) else (RUN, LOGS):
+            if not (path / name).exists():
+                raise tp.errors.CheckpointError(
+                    f"the checkpoint '{path}' has no {name}",
+                    hint="remove it: the training then goes on from the one before",
+                )
         run.load(path / RUN)
         if isinstance(env, Gymnasium):
             env.restore((path / ENVIRONMENT).read_bytes())

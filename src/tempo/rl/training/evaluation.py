@@ -48,6 +48,7 @@ def evaluate(
     same kind are made, and closed in the end. Episodes that are not over after ``limit`` steps count as far as they
     went.
     """
+    _check(episodes, limit)
     if not isinstance(env, Gymnasium):
         return _episodes(policy, parameters, env, episodes, seed, sample, limit, backend, device)
     with contextlib.closing(env.copies(episodes, seed)) as own:
@@ -71,6 +72,7 @@ def render(
         raise tp.errors.PackageError(
             "GIFs need the package pillow", hint="pip install 'tempo-compiler[report]'"
         ) from error
+    _check(1, limit)
     with contextlib.closing(env.copies(1, seed, render_mode="rgb_array")) as own:
         own.frames = []
         evaluation = _episodes(policy, parameters, own, 1, seed, sample, limit)
@@ -78,6 +80,14 @@ def render(
         duration = 1000 / own.envs.metadata.get("render_fps", 30)
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=duration, loop=0, format="GIF")
     return evaluation
+
+
+def _check(episodes: int, limit: int | None) -> None:
+    for name, number in (("episodes", episodes), ("limit", limit)):
+        if number is not None and number < 1:
+            raise tp.errors.ProgramError(
+                f"{name} is {number}", places=[("here", tp.errors.user_line())], hint=f"{name} is 1 or more"
+            )
 
 
 def _episodes(

@@ -63,6 +63,8 @@ def train(
             places=[("here", tp.errors.user_line())],
             hint="every is 1 or more",
         )
+    if directory is not None:
+        _check_directory(Path(directory), resume)
     plan = _plan(backend, device) if plan is None else plan
     run = algorithm.program.compile(algorithm.bounds, backend=backend, device=device, plan=plan)
     if directory is None:
@@ -75,12 +77,6 @@ def train(
     where = Path(directory)
     checkpoints = Checkpoints(where)
     newest = checkpoints.newest()
-    if (where / CSV_NAME).exists() and not resume:
-        raise tp.errors.ProgramError(
-            f"'{where}' has a training already",
-            places=[("here", tp.errors.user_line())],
-            hint="resume=True goes on with it; take another directory for another one",
-        )
     where.mkdir(parents=True, exist_ok=True)
     before: dict[str, Any] = {"rows": 0, "partial": {}}
     if newest is not None:
@@ -108,6 +104,28 @@ def train(
     if find_spec("matplotlib") is not None:
         plot_curves(where / CURVE, {algorithm.program.name: [read_log(where)]})
     return Trained(outputs, recorder.log)
+
+
+def _check_directory(where: Path, resume: bool) -> None:
+    if where.exists() and not where.is_dir():
+        raise tp.errors.ProgramError(
+            f"'{where}' is a file, not a directory",
+            places=[("here", tp.errors.user_line())],
+            hint="a training leaves several files; give the directory for them",
+        )
+    has_log, has_checkpoint = (where / CSV_NAME).exists(), Checkpoints(where).newest() is not None
+    if (has_log or has_checkpoint) and not resume:
+        raise tp.errors.ProgramError(
+            f"'{where}' has a training already",
+            places=[("here", tp.errors.user_line())],
+            hint="resume=True goes on with it; take another directory for another one",
+        )
+    if has_checkpoint and not has_log:
+        raise tp.errors.CheckpointError(
+            f"'{where}' has checkpoints, but no {CSV_NAME} to go on with",
+            places=[("here", tp.errors.user_line())],
+            hint=f"put {CSV_NAME} back, or start anew in another directory",
+        )
 
 
 def load_parameters(directory: PathLike) -> dict[str, Array]:
