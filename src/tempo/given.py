@@ -71,9 +71,9 @@ def check_bounds(graph: Graph, bounds: Mapping[Any, Any]) -> dict[Bound, int]:
         if name in given and given[name] != value:
             raise BoundError(f"{key} = {value}: it is {given[name]} as well", hint="give one of them")
         given[name] = value
-        symbol = wanted.get(getattr(key, "name", key))
+        symbol = wanted.get(name)
         if symbol is None or (isinstance(key, Symbol) and key is not symbol):
-            own = next((f" of its own named {key}" for name in wanted if name == str(key)), "")
+            own = f" of its own named {key}" if str(key) in wanted else ""
             hint = f"{key} is a dim; its bound is {key.bound}" if isinstance(key, Dim) else f"give {listed}"
             raise BoundError(
                 f"{key} = {value}: program '{graph.name}' has "

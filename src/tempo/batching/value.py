@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,19 +24,24 @@ class StartAgainError(BaseException):
     """A model does what it cannot do as it is run: it is run again, in another way."""
 
 
-class Tensor:
+class Tensor(ABC):
     """A result of a cell, as a model has it: operators on it are calls of small cells, comparisons and conversions
     (``float(v)``, ``bool(v)``, ``v > 0.5``, ``np.asarray(v)``) read it."""
 
     __slots__ = ()
 
-    kind: Kind
-    recorder: Any
-    """Where calls with it are recorded, or computed."""
+    @property
+    @abstractmethod
+    def kind(self) -> Kind: ...
 
+    @property
+    @abstractmethod
+    def recorder(self) -> Any:
+        """Where calls with it are recorded, or computed."""
+
+    @abstractmethod
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array, for decisions of the model."""
-        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,7 +131,7 @@ class Value(Tensor):
     level: int
 
     @property
-    def kind(self) -> Kind:  # type: ignore[override]
+    def kind(self) -> Kind:
         return self.source.kind
 
     @property
@@ -153,14 +159,18 @@ class Value(Tensor):
 class Computed(Tensor):
     """One that is computed already, where every call is made by itself."""
 
-    __slots__ = ("array", "recorder")
+    __slots__ = ("_recorder", "array")
 
     def __init__(self, array: Any, recorder: Any) -> None:
         self.array = array
-        self.recorder = recorder
+        self._recorder = recorder
 
     @property
-    def kind(self) -> Kind:  # type: ignore[override]
+    def recorder(self) -> Any:
+        return self._recorder
+
+    @property
+    def kind(self) -> Kind:
         return kind(self.array.shape, self.array.dtype)
 
     def read(self) -> np.ndarray[Any, Any]:

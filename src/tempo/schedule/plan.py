@@ -54,8 +54,7 @@ class Plan:
             said = getattr(self, name)
             if not isinstance(said, Mapping):
                 raise ProgramError(f"{name} = {said!r}: not by dims", hint=f'e.g. {name}={{"t": ...}}')
-            steps = {_name(dim): int(n) if isinstance(n, np.integer) else n for dim, n in said.items()}
-            object.__setattr__(self, name, steps)
+            object.__setattr__(self, name, {_name(dim): _plain(steps) for dim, steps in said.items()})
         for name in ("unroll", "host"):
             said = getattr(self, name)
             if not isinstance(said, str | tuple | list):
@@ -120,7 +119,7 @@ class Plan:
         dims = _declared(graph)
         for name, cuts in self.buckets.items():
             _check_name(f"buckets of {name}", name, graph)
-            whole = isinstance(cuts, Sequence) and all(map(_is_integer, cuts))
+            whole = isinstance(cuts, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in cuts)
             if not whole or list(cuts) != sorted({*cuts}) or any(step < 1 for step in cuts):
                 raise ProgramError(
                     f"buckets of {name} = {cuts!r}: not positive integers, each greater than the one before",
@@ -186,7 +185,7 @@ def _steps(what: str, sizes: Mapping[str, int], graph: Graph) -> dict[Dim, int]:
     """Numbers of steps by dim."""
     for name, size in sizes.items():
         _check_name(f"{what}s of {name}", name, graph)
-        if not _is_integer(size) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ProgramError(
                 f"{what}s of {name} = {size!r}: a {what} is a positive integer", hint="the number of steps at once"
             )
@@ -194,8 +193,11 @@ def _steps(what: str, sizes: Mapping[str, int], graph: Graph) -> dict[Dim, int]:
     return {dims[name]: size for name, size in sizes.items()}
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _plain(steps: Any) -> Any:
+    """Integers of Python's own, which can be saved, for those of NumPy's."""
+    if isinstance(steps, list | tuple):
+        return [_plain(step) for step in steps]
+    return int(steps) if isinstance(steps, np.integer) else steps
 
 
 def _name(dim: Any) -> Any:
