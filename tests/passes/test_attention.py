@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.backends.jax.attention import Layout, attention, kernel, products, shared_kernel, shared_products
+from tempo.backends.jax.attention import (
+    WARPS,
+    Layout,
+    _shares,
+    attention,
+    kernel,
+    products,
+    shared_kernel,
+    shared_products,
+)
 from tempo.backends.jax.circles import Behind, Hull
 from tempo.backends.jax.reading import _Reader
 from tempo.graph.node import Edge, Graph
@@ -295,12 +304,30 @@ def test_weights_that_others_read_stay() -> None:
 
 
 @pytest.mark.parametrize(
+    ("heads", "steps", "size", "parts", "tile", "stages"),
+    [
+        (8, 65536, 128, 32, 64, 3),
+        (8, 1024, 128, 16, 64, 3),  # a tile each
+        (96, 4096, 128, 2, 64, 3),  # with three parts, some programs would wait
+        (128, 4096, 128, 1, 128, 3),  # one for each multiprocessor
+        (128, 4096, 256, 1, 64, 3),
+        (256, 4096, 128, 1, 64, 3),
+        (512, 4096, 128, 1, 64, 2),
+        (8, 4096, 256, 32, 32, 3),
+    ],
+)
+def test_how_steps_are_shared_out(heads: int, steps: int, size: int, parts: int, tile: int, stages: int) -> None:
+    assert _shares(heads, steps, 2 * size) == (parts, tile, WARPS, stages)
+
+
+@pytest.mark.parametrize(
     ("sizes", "fill", "inside", "dtype"),
     [
         ((2, 100, 3, 2), -1e30, False, jnp.float32),
         ((1, 300, 1, 1), -np.inf, True, jnp.float32),
         ((3, 40, 2, 3), -1e30, False, jnp.bfloat16),
         ((2, 200, 1, 4), -np.inf, True, jnp.bfloat16),
+        ((14, 150, 8, 1), -1e30, False, jnp.bfloat16),
     ],
 )
 def test_kernel(sizes: tuple[int, ...], fill: float, inside: bool, dtype: Any) -> None:

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +28,24 @@ from tempo.ops.attention import LEAST_AT_ONCE
 
 Array = Any
 
-# What was fastest of some dozen combinations on an H200, in half precision and in single precision.
-PROGRAMS = {True: 256, False: 1536}
-"""So many programs keep all multiprocessors busy."""
-WARPS = {True: 4, False: 1}
-HALF_TILES = 1024
-"""So many tiles in half precision are on their way from memory at once, of all programs together."""
-STAGES = 4
-"""So many tiles in single precision, of one program."""
+# What was fastest of some dozen combinations on an H200, in half precision.
+PROGRAMS = 256
+"""So many programs keep all multiprocessors busy, two each: one more has to wait until another one has ended."""
+MULTIPROCESSORS = range(112, 133)
+"""For so many heads, one program each keeps all multiprocessors busy: there is nothing to put together (130 us for 128
+heads and 8,192 steps, 134 in two parts)."""
+TILE, ROOM = 64, 2**14
+"""The steps of a tile, or as many as have so many numbers; twice as many where a multiprocessor has one program."""
+WARPS = 4
 LEAST_ROWS = 16
 """Matrix units multiply no fewer rows at once."""
-HALF_TILE = 64
-"""The steps of a tile in half precision."""
-TILE = 2048
-"""The numbers of a tile in single precision, which one warp goes over: few registers for each of its threads."""
+
+# The same in single precision, where one warp goes over a tile: few registers for each of its threads.
+SINGLE_PROGRAMS = 1536
+SINGLE_TILE = 2048
+"""The numbers of a tile."""
+SINGLE_STAGES = 4
+
 TIMES = 128
 """Of queries at many times that have the same keys, so many are a tile, in half precision."""
 LOWEST = -1e38
@@ -174,9 +178,11 @@ def kernel(
     steps = layout.steps(keys)
     half = q.dtype.itemsize < 4
     rows = LEAST_ROWS if half else 2 ** math.ceil(math.log2(queries))
-    tile = HALF_TILE if half else max(16, TILE // (rows * max(size, out)))
-    parts = max(1, min(pl.cdiv(PROGRAMS[half], batch * heads), pl.cdiv(steps, 2 * tile)))
-    stages = min(max(HALF_TILES // (batch * heads * parts), 2), 4) if half else STAGES
+    if half:
+        shares = _shares(batch * heads, steps, 2 ** math.ceil(math.log2(size + out)))
+    else:
+        shares = _single_shares(batch * heads, steps, rows * max(size, out))
+    parts = shares.parts
 
     def cache(inside: bool, size: int) -> pl.BlockSpec:
         if inside:
@@ -192,7 +198,7 @@ def kernel(
     shapes = [(queries, out), (queries,), (queries,)][: 3 if parts > 1 else 1]
     dtype = jnp.float32 if parts > 1 else values.dtype
     found = pl.pallas_call(
-        functools.partial(_part, layout=layout, rows=rows, tile=tile, parts=parts, half=half),
+        functools.partial(_part, layout=layout, rows=rows, tile=shares.tile, parts=parts, half=half),
         out_shape=[outline((batch, heads, parts, *shape), dtype) for shape in shapes],
         grid=(batch, heads, parts),
         in_specs=[
@@ -203,7 +209,7 @@ def kernel(
             pl.BlockSpec((None, steps), lambda b, h, n: (b, 0)),
         ],
         out_specs=[of_part(*shape) for shape in shapes],
-        compiler_params=triton.CompilerParams(num_warps=WARPS[half], num_stages=stages),
+        compiler_params=triton.CompilerParams(num_warps=shares.warps, num_stages=shares.stages),
         interpret=interpret,
         name="attention",
     )(length, q, keys, values, seen)
@@ -219,6 +225,34 @@ def kernel(
         interpret=interpret,
         name="attention_of_parts",
     )(*found)
+
+
+class Shares(NamedTuple):
+    """How the steps of every head are shared out."""
+
+    parts: int
+    """Among so many programs."""
+    tile: int
+    """So many steps at a time."""
+    warps: int
+    stages: int
+    """So many tiles are on their way from memory at once."""
+
+
+def _shares(heads: int, steps: int, numbers: int) -> Shares:
+    """In half precision, with so many numbers of a key and a value."""
+    alone = heads in MULTIPROCESSORS
+    tile = min(TILE, ROOM // numbers) * (2 if alone else 1)
+    parts = 1 if alone else max(1, min(PROGRAMS // heads, pl.cdiv(steps, tile)))
+    # With fewer tiles on their way, a multiprocessor has room for three programs.
+    return Shares(parts, tile, WARPS, stages=3 if heads * parts <= PROGRAMS else 2)
+
+
+def _single_shares(heads: int, steps: int, numbers: int) -> Shares:
+    """In single precision, with so many numbers at a step for all queries."""
+    tile = max(16, SINGLE_TILE // numbers)
+    parts = max(1, min(pl.cdiv(SINGLE_PROGRAMS, heads), pl.cdiv(steps, 2 * tile)))
+    return Shares(parts, tile, warps=1, stages=SINGLE_STAGES)
 
 
 def shared_kernel(
@@ -275,8 +309,8 @@ def _some_times(q: Any, first: Any, last: Any, seen: Any, keys: Any, values: Any
 
     def body(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         so_far, top, weight = carry
-        number = n * HALF_TILE + jnp.arange(HALF_TILE, dtype=jnp.int32)
-        inside, steps = number < end, pl.ds(n * HALF_TILE, HALF_TILE)
+        number = n * TILE + jnp.arange(TILE, dtype=jnp.int32)
+        inside, steps = number < end, pl.ds(n * TILE, TILE)
         k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
         scores = layout.scale * triton.dot(queries, k, trans_b=True)
         here = triton.load(seen.at[own, steps], mask=used[:, None] & inside[None, :], other=-1)
@@ -291,7 +325,7 @@ def _some_times(q: Any, first: Any, last: Any, seen: Any, keys: Any, values: Any
 
     lowest = jnp.full(TIMES, LOWEST, jnp.float32)
     start = jnp.zeros((TIMES, out), jnp.float32), lowest, jnp.zeros(TIMES, jnp.float32)
-    sums, _, total = lax.fori_loop(lax.div(begin, jnp.int32(HALF_TILE)), _divided(end, HALF_TILE), body, start)
+    sums, _, total = lax.fori_loop(lax.div(begin, jnp.int32(TILE)), _divided(end, TILE), body, start)
     averages = _average(sums, total[:, None]).astype(found.dtype)
     triton.store(found.at[own, :], averages, mask=used[:, None])
 
