@@ -1,32 +1,29 @@
 """A whole program as one function of JAX arrays.
 
-A node is its primitive's function, ``vmap``ped over the dims that are computed at once, with operands that do not vary
-over a dim left unbatched. ``Repetition`` runs loops.
+``Primitives`` compute nodes at the points of a block, ``Repetition`` runs loops; here is what they read and write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from tempo.backends.jax import apart, rows, writing
 from tempo.backends.jax.circles import Slots, Turned, circle
 from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
-from tempo.backends.jax.padded import Extent, Padded, Size, jx
+from tempo.backends.jax.padded import jx
 from tempo.backends.jax.padding import Padding
+from tempo.backends.jax.pointwise import Primitives
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.backends.jax.repetition import Repetition, count_of, make_room
 from tempo.backends.jax.settled import Settled
 from tempo.backends.jax.state import UNSTORED, Beside, Computed, Fresh, Previous, Recent, State
-from tempo.graph.node import Edge, Graph, Node, Shape, attribute_symbols, dims_of, frozen, normal_size, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, dims_of
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
 from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
@@ -37,7 +34,7 @@ from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store
 from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
-from tempo.symbolic.grid import Grid, evaluate
+from tempo.symbolic.grid import evaluate
 from tempo.symbolic.intervals import decide, extent
 
 Array = Any
@@ -65,10 +62,10 @@ class Lowering:
         self.kernels = kernels
         self.notes: dict[int, tuple[Loop, str]] = {}
         """Which loops were made kernels, and why others were not: by the loops' identity."""
-        self.functions: dict[Any, Callable[..., Array]] = {}
         self.literals = {node for node in graph.nodes if _is_literal(node)}
         self.settled = Settled(graph, schedule, self.stopping)
         self.padding = Padding(graph, schedule)
+        self.primitives = Primitives(schedule.numbers, self.settled, self.padding)
         self.iterated = Iterated(schedule)
 
     def __call__(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -367,103 +364,7 @@ class Lowering:
         operands = [
             self.read(edge, state, block, None if turned is None else turned.slots(n)) for n, edge in enumerate(edges)
         ]
-        needed: frozenset[Any] = frozenset() if turned is None else turned.symbols
-        matter = self.symbols(node, edges) | needed
-        varying = self.varying(node, operands, block) | (set(dims_of(needed)) & set(block.dims))
-        coordinates = [
-            # Without a detour over JAX, which takes far longer than making numbers that nobody looks at.
-            (block.ranges[d].traced if d in matter else block.ranges[d].steps)
-            if d in varying
-            else _int32(block.ranges[d].start)
-            for d in block.dims
-        ]
-        function, traced = self.function(node, edges, operands, varying, turned, block)
-        first = None if turned is None else turned.first
-        array = function(coordinates, [o.array for o in operands], traced, first)
-        dims = tuple(d for d in block.dims if d in varying)
-        sizes = (extent(size, block.spans(), self.numbers) for size in node.shape)
-        return Value(jx.fit(array, (*array.shape[: len(dims)], *sizes), self.padding(node.here())), dims)
-
-    def function(
-        self,
-        node: Node,
-        edges: Sequence[Edge],
-        operands: Sequence[Value],
-        varying: set[Dim],
-        turned: Turned | None,
-        block: Block,
-    ) -> tuple[Callable[..., Array], dict[str, Array]]:
-        """What computes a primitive from coordinates and operands, and the traced numbers that it needs besides.
-
-        JAX takes far longer to trace a primitive than we do to see that it is one that it has traced before, as most
-        of them are in a model of many layers.
-        """
-        compute = node.op.jax
-        assert compute is not None, f"{node.op.name} has no JAX form"
-        fill = self.padding.filled.get(node)
-        symbols = self.symbols(node, edges) | (frozenset() if fill is None else shape_symbols(node.shape))
-        symbols |= frozenset() if turned is None else turned.symbols
-        known = {s: value for s, value in {**block.bounds.values, **block.at}.items() if s in symbols}
-        names = {s: f"{s.name}_{n}" for n, s in enumerate(known) if not isinstance(known[s], int)}
-        numbers = {s: value for s, value in known.items() if s not in names}
-        shapes = tuple((edge.shape, self.settled(edge), self.padding(edge)) for edge in edges)
-        axes = [[0 if d in o.dims else None for o in operands] for d in block.dims]
-        still = None if turned is None else replace(turned, first=None)
-        traced = {name: known[s] for s, name in names.items()}
-        spans = {s: span for s, span in block.spans().items() if s in symbols or s in block.dims}
-        key: Any = None  # for what has no operands: it may be large, and is there once
-        if edges:
-            key = (
-                node.op,
-                frozen(node.attributes),
-                shapes,
-                tuple(map(tuple, axes)),
-                tuple(d in varying for d in block.dims),
-                block.dims,
-                tuple(spans.items()),
-                tuple(numbers.items()),
-                tuple(names.items()),
-                still,
-                None if fill is None else (node.shape, fill),
-            )
-        if key in self.functions:
-            return self.functions[key], traced
-
-        def at_point(coordinates: list[Array], arrays: list[Array], traced: dict[str, Array], first: Any) -> Array:
-            here = {**numbers, **{s: traced[name] for s, name in names.items()}}
-            here |= dict(zip(block.dims, coordinates, strict=True))
-
-            def sizes(shape: Shape) -> tuple[Size, ...]:
-                return tuple(self.size(size, here, block) for size in shape)
-
-            padded = [
-                Padded(array, sizes(shape), settled, padding)
-                for array, (shape, settled, padding) in zip(arrays, shapes, strict=True)
-            ]
-            attributes = {k: self.attribute(v, here, block) for k, v in node.attributes.items()}
-            if still is None:
-                result = compute(jx, *padded, **attributes)
-            else:
-                circle = replace(still, first=first)
-
-                def value(expr: Expr) -> Any:
-                    return jx.true(self.size(expr, here, block))
-
-                result = circle.ordered(compute(jx, *circle.turned(padded, value), **attributes))
-            return result if fill is None else jx.masked(Padded(result, sizes(node.shape)), range(result.ndim), fill)
-
-        function: Callable[..., Array] = at_point
-        for n, d in reversed(list(enumerate(block.dims))):
-            if d in varying:
-                marks = [0 if m == n else None for m in range(len(block.dims))]
-                function = jax.vmap(function, in_axes=(marks, axes[n], None, None))
-        if edges:
-            self.functions[key] = function = jax.jit(function, inline=True)
-        return function, traced
-
-    def symbols(self, node: Node, edges: Sequence[Edge]) -> frozenset[Any]:
-        """What sizes and attributes of a primitive depend on."""
-        return attribute_symbols(tuple(node.attributes.values())).union(*(shape_symbols(edge.shape) for edge in edges))
+        return self.primitives(node, edges, operands, turned, block)
 
     def scan(self, node: Node, steps: Dim, state: State, block: Block) -> Value:
         """A linear recurrence at all steps of a dim: from its own step each, not from slices of all before it."""
@@ -486,33 +387,6 @@ class Lowering:
         terms = jnp.broadcast_to(terms, (*lengths, *terms.shape[len(dims) :]))
         array = all_steps(jx, terms, factors, resets[0] if resets else None, axis, reverse)
         return Value(lax.slice_in_dim(array, start - first, stop - first, axis=axis), dims)
-
-    def varying(self, node: Node, operands: list[Value], block: Block) -> set[Dim]:
-        """The dims of a block over which a node's values really differ."""
-        found = {d for o in operands for d in o.dims}
-        symbols = self.symbols(node, node.edges) | shape_symbols(node.shape)
-        return found | (set(dims_of(symbols)) & set(block.dims))
-
-    def size(self, size: int | Expr, here: Mapping[Any, Any], block: Block) -> Size:
-        if isinstance(size, int):
-            return size
-        numeric = size.substitute(self.numbers)
-        if numeric.is_constant:
-            return numeric.constant
-        return Extent(partial(evaluate, numeric, here, jnp), extent(numeric, block.spans(), self.numbers))
-
-    def attribute(self, value: Any, here: Mapping[Any, Any], block: Block) -> Any:
-        if isinstance(value, Expr):
-            return self.size(value, here, block)
-        if isinstance(value, Condition):
-            return evaluate(value, here, jnp)
-        if isinstance(value, Grid):
-            sizes = [jx.most(self.size(normal_size(d.bound), here, block)) for d in value.axes]
-            points = dict(zip(value.axes, np.indices(sizes, dtype=np.int32), strict=True))
-            return jnp.broadcast_to(evaluate(value.value, {**here, **points}, jnp), sizes)
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return tuple(self.attribute(v, here, block) for v in value)
-        return value
 
     def choose(self, statement: Compute, state: State, block: Block) -> Value:
         """The first case that applies, at every point of a block."""
@@ -605,10 +479,6 @@ class Lowering:
 def _fitted(value: Value, sizes: tuple[int, ...]) -> Value:
     """A value whose own axes have these sizes."""
     return Value(jx.fit(value.array, (*value.array.shape[: len(value.dims)], *sizes)), value.dims)
-
-
-def _int32(step: Any) -> Any:
-    return np.int32(step) if isinstance(step, int) else jnp.asarray(step, jnp.int32)
 
 
 def _is_literal(node: Node) -> bool:
