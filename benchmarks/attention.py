@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py [--quick] [--device cpu|gpu] [--only CASE]
 
-``ms`` is one call within a loop of many on the device; ``gb_s`` is how fast keys and values are read by that. Our
-kernel is for GPUs; on a CPU, only the products run, which is what programs use there. ``ratio`` is to the best of the
-others.
+``ms`` is one call within a loop of many on the device, each with the keys and values of another layer: those of one
+might stay in a GPU's own memory. ``gb_s`` is how fast keys and values are read by that. Our kernel is for GPUs; on a
+CPU, only the products run, which is what programs use there. ``ratio`` is to the best of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +44,36 @@ class Sizes:
         return f"batch {self.batch}, {self.steps} steps, {heads}, {self.dtype}"
 
 
+LAYERS, TURNS = 4, 20
+
 CASES = {
+    "one sequence": Sizes(1, 4096, 8, 3, 128, "bfloat16"),
     "small batch": Sizes(4, 4096, 8, 3, 128, "bfloat16"),
     "medium batch": Sizes(16, 2048, 8, 3, 128, "bfloat16"),
+    "long context": Sizes(16, 8192, 8, 3, 128, "bfloat16"),
     "large batch": Sizes(64, 2048, 8, 3, 128, "bfloat16"),
     "single precision": Sizes(64, 1024, 12, 1, 64, "float32"),
 }
+
+
+class Given(NamedTuple):
+    """What attention is computed of."""
+
+    q: Array
+    layers: list[tuple[Array, Array]]
+    """Keys and values of each."""
+    length: Array
+    seen: Array
+
+    @classmethod
+    def of(cls, s: Sizes) -> Given:
+        def normal(number: int, *shape: int) -> Array:
+            return jax.random.normal(jax.random.fold_in(jax.random.key(0), number), shape, s.dtype)
+
+        cache = s.batch, s.steps, s.heads, s.size
+        layers = [(normal(2 * n + 1, *cache), normal(2 * n + 2, *cache)) for n in range(LAYERS)]
+        everything = jnp.full(s.batch, s.steps, jnp.int32), jnp.ones((s.batch, s.steps), jnp.int32)
+        return cls(normal(0, s.batch, s.heads, s.queries, s.size), layers, *everything)
 
 
 def cudnn(s: Sizes, q: Array, keys: Array, values: Array, length: Array, seen: Array) -> Array:
@@ -64,35 +88,40 @@ def cudnn(s: Sizes, q: Array, keys: Array, values: Array, length: Array, seen: A
     return found.reshape(q.shape)
 
 
-def repeated(system: Callable[..., Array], given: tuple[Array, ...], count: int) -> Callable[[], Any]:
-    """So many calls, each with what the one before has made of the queries, which is hardly anything."""
-    q, *rest = given
-    run = jax.jit(lambda q, *rest: lax.fori_loop(0, count, lambda _, q: q + 1e-6 * system(q, *rest), q))
-    compiled = run.lower(q, *rest).compile()
-    return lambda: jax.block_until_ready(compiled(q, *rest))
+def repeated(system: Callable[..., Array], given: Given, turns: int) -> Callable[[], Any]:
+    """So many calls for every layer, each with what the one before has made of the queries: hardly anything."""
+
+    def run(given: Given) -> Array:
+        def turn(_: Array, q: Array) -> Array:
+            for keys, values in given.layers:
+                q = q + 1e-6 * system(q, keys, values, given.length, given.seen)
+            return q
+
+        return lax.fori_loop(0, turns, turn, given.q)
+
+    compiled = jax.jit(run).lower(given).compile()
+    return lambda: jax.block_until_ready(compiled(given))
 
 
 def compare(case: str, s: Sizes, quick: bool, on_gpu: bool, results: Results) -> None:
-    keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (s.batch, s.heads, s.queries, s.size), *(2 * [(s.batch, s.steps, s.heads, s.size)])
-    arrays = [jax.random.normal(key, shape, s.dtype) for key, shape in zip(keys, shapes, strict=True)]
-    given = (*arrays, jnp.full(s.batch, s.steps, jnp.int32), jnp.ones((s.batch, s.steps), jnp.int32))
+    given = Given.of(s)
     systems: dict[str, Callable[..., Array]] = {"products": partial(products, layout=s.layout)}
     if on_gpu:
         systems["tempo"] = partial(kernel, layout=s.layout)
         if s.dtype == "bfloat16":  # it has no other precision
             systems["cudnn"] = partial(cudnn, s)
-    expected = systems["products"](*given).astype(jnp.float32)
+    first = (given.q, *given.layers[0], given.length, given.seen)
+    expected = systems["products"](*first).astype(jnp.float32)
     for name, system in systems.items():
-        error = float(jnp.max(jnp.abs(system(*given).astype(jnp.float32) - expected)))
+        error = float(jnp.max(jnp.abs(system(*first).astype(jnp.float32) - expected)))
         if not error < TOLERANCES[s.dtype]:
             raise ValueError(f"{case}: {name} differs by {error}")
-    count = 2 if quick else 50
-    runs = {name: repeated(system, given, count) for name, system in systems.items()}
+    turns = 1 if quick else TURNS
+    runs = {name: repeated(system, given, turns) for name, system in systems.items()}
     times = interleaved(runs, seconds=0.1 if quick else 2.0, least_rounds=3)
-    ms = {name: value / count for name, value in medians(times).items()}
-    shortest = {name: value / count for name, value in least(times).items()}
-    size = sum(array.nbytes for array in arrays[1:])
+    ms = {name: value / turns / LAYERS for name, value in medians(times).items()}
+    shortest = {name: value / turns / LAYERS for name, value in least(times).items()}
+    size = sum(array.nbytes for array in given.layers[0])
     for name in systems:
         others = [value for other, value in ms.items() if other != name]
         ratio = {"ratio": ms[name] / min(others)} if name == "tempo" else {}
