@@ -1333,7 +1333,7 @@ def test_outside_any_program() -> None:
         errors.ProgramError,
         "no program is being written here",
         "  here: FILE: tp.zeros((3,))",
-        "  hint: write this inside 'with tp.Program(\"name\") as prog:'",
+        "  hint: write this inside 'with tp.Program(\"name\") as prog:', or in a cell of a batched model, tp.cell",
     ):
         tp.zeros((3,))
 

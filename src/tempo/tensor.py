@@ -55,7 +55,7 @@ def current_program() -> Program:
         raise ProgramError(
             "no program is being written here",
             places=[("here", user_line())],
-            hint="write this inside 'with tp.Program(\"name\") as prog:'",
+            hint="write this inside 'with tp.Program(\"name\") as prog:', or in a cell of a batched model, tp.cell",
         )
     return being_written.programs[-1]
 

@@ -26,8 +26,8 @@ from tempo.batching.phases import Phases
 from tempo.batching.planning import Lanes, Planner, Put, Run
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
-from tempo.batching.trace import Trace
-from tempo.batching.value import StartAgainError, Value, replaced, values_in
+from tempo.batching.trace import Trace, index_error, narrowed
+from tempo.batching.value import StartAgainError, Value, for_each, replaced, values_in
 from tempo.errors import GradientError, InputError, ProgramError
 from tempo.given import check_seed
 
@@ -132,9 +132,9 @@ class Batched(Parametrised):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
         run = self._run(instances, parameters, errors, seed)
         values: list[Value] = []
-        values_in(run.results, values)
+        for_each(run.results, lambda result: values_in(result, values))
         arrays = iter(run.fetch(values))
-        results: list[Any] = replaced(run.results, lambda value: next(arrays))
+        results = for_each(run.results, lambda result: replaced(result, lambda _: next(arrays)))
         run.store.give_back()
         return results
 
@@ -150,13 +150,12 @@ class Batched(Parametrised):
         use(recorder)
         results = []
         try:
-            for n, instance in enumerate(instances):
+            for n, instance in enumerate(_listed(instances)):
                 recorder.begin(n)
                 results.append(run_one(self.model, instance, n))
         finally:
             use(outer)
-        found: list[Any] = replaced(results, lambda value: value.array)
-        return found
+        return for_each(results, lambda result: replaced(result, lambda value: value.read()))
 
     @_no_collections()
     def value_and_grad(
@@ -173,7 +172,7 @@ class Batched(Parametrised):
         With ``inputs``, a function that gives the arrays of an instance that gradients are wanted for, in any structure
         of lists, tuples and dicts, there is a third result: a list of these structures with gradients.
         """
-        instances = list(instances)
+        instances = _listed(instances)
         given = [tree_util.tree_flatten(inputs(instance)) for instance in instances] if inputs is not None else []
         wanted = [leaf for leaves, _ in given for leaf in leaves]
         for leaf in wanted:
@@ -185,8 +184,8 @@ class Batched(Parametrised):
         if not run.results:
             raise InputError("value_and_grad of no instances: their mean is not defined")
         losses: list[Value] = []
-        for n, result in enumerate(run.results):
-            own: list[Value] = tree_util.tree_leaves(result)
+        parts: list[list[Value]] = for_each(run.results, tree_util.tree_leaves)
+        for n, (result, own) in enumerate(zip(run.results, parts, strict=True)):
             if not own or any(not isinstance(v, Value) or v.shape != () or not v.kind.is_float for v in own):
                 raise GradientError(
                     f"the model's result for instance {n} is {result!r}, not one number from a cell, or several",
@@ -229,7 +228,7 @@ class Batched(Parametrised):
     ) -> _Run:
         check_seed(seed)
         given = self.given(parameters)
-        instances = list(instances)
+        instances = _listed(instances)
         programs = self.programs
         start = time.perf_counter()
         while True:
@@ -346,11 +345,7 @@ class _Run:
         for lanes, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
             if fault:
                 instance = self.recorder.instance(int(lanes.bases[fault - 1]))
-                where = "" if instance is None else f", called for instance {instance}"
-                raise InputError(
-                    f"an index is out of range in cell {lanes.group.trace.cell.name}{where}",
-                    hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
-                )
+                raise index_error(lanes.group.trace.cell.name, instance)
         self.unchecked = {}
         self.seconds["fetch"] += time.perf_counter() - start
         return found
@@ -387,7 +382,7 @@ class _Run:
         rows = self.store.rows.of[[number for _, number in there]]
         found, _ = fetched(flows, [kind for kind, _ in there], rows)
         arrays = iter(found)
-        return [next(arrays) if id(leaf) in numbers else np.zeros(leaf.shape, np.float32) for leaf in leaves]
+        return [next(arrays) if id(leaf) in numbers else np.zeros(leaf.shape, narrowed(leaf.dtype)) for leaf in leaves]
 
     def _own(self, run: Run) -> tuple[Array, ...]:
         """The parameters of a run's cell as its forward kernel reads them."""
@@ -413,6 +408,8 @@ def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, 
     ``nn.Module`` whose ``__call__`` is the recursion: then the modules that it holds are its cells, and parameters
     have the names that they have in ``model.parameters()``.
     """
+    if not callable(model):
+        raise ProgramError(f"the model is {model!r}, not a function", hint="tp.batch takes a function of one instance")
     named = dict(cells or {})
     for name, one in named.items():
         if not isinstance(one, Cell):
@@ -421,6 +418,16 @@ def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, 
         model, found = _with_cells(model)
         named = {**found, **named}
     return Batched(model, named, seed)
+
+
+def _listed(instances: Iterable[Any]) -> list[Any]:
+    try:
+        some = iter(instances)
+    except TypeError:
+        raise InputError(
+            f"the instances are {instances!r}", hint="give a list of them: batched([instance]) for one"
+        ) from None
+    return list(some)
 
 
 def _with_cells(model: Any) -> tuple[Any, dict[str, Cell]]:

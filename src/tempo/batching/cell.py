@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tempo.batching.trace import KEY, Kind, Trace, kind, narrowed
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
+from tempo.runtime.executable import Executable
 
 
 class _Local(threading.local):
@@ -100,6 +101,12 @@ def cell(
     """
     if isinstance(body, Cell):
         return body
+    if isinstance(body, Executable):
+        raise ProgramError(
+            f"a cell is made of {body!r}, which is compiled for certain bounds",
+            places=[("here", user_line())],
+            hint="give the program itself: tp.cell(program); the lengths of its arguments are its bounds",
+        )
     if isinstance(body, tp.Program):
         return Cell(OverTime(body, parameters, bounds or {}), name or body.name)
     for what, there in (("parameters", parameters), ("bounds", bounds)):
@@ -108,10 +115,39 @@ def cell(
                 f"{what} are given for a cell that is no program",
                 hint="a module's own parameters are its cell's; only programs have bounds",
             )
+    if not callable(body):
+        raise ProgramError(
+            f"a cell is made of {body!r}",
+            places=[("here", user_line())],
+            hint="tp.cell takes a function of tensors, an nn.Module with a __call__, or a tp.Program",
+        )
     if name is None:
         given = getattr(body, "__name__", None) or type(body).__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", given).lower().strip("<>")
     return Cell(body, name)
+
+
+def check_is_known(cell: Cell, cells: Container[Cell]) -> None:
+    """Whether a cell with parameters is one of a model's, which has their values."""
+    if cell.module is not None and cell not in cells:
+        raise ProgramError(
+            f"cell {cell.name} has parameters, and is not among the cells of this model",
+            places=[("here", user_line())],
+            hint=f'name it: tp.batch(model, cells={{"{cell.name}": ...}})',
+        )
+
+
+def leaves_of(cell: Cell, what: Any) -> tuple[list[Any], Any]:
+    """The tensors in arguments or results of a cell, and their structure."""
+    try:
+        leaves, structure = tree_util.tree_flatten(what)
+    except ValueError:  # that the keys of a dict cannot be sorted
+        raise ProgramError(
+            f"cell {cell.name}: there is a dict whose keys have no order among them",
+            places=[("here", user_line())],
+            hint="let all keys of a dict be strings, or all be numbers",
+        ) from None
+    return leaves, structure
 
 
 def kind_of(leaf: Any, name: str) -> Kind:
@@ -122,6 +158,9 @@ def kind_of(leaf: Any, name: str) -> Kind:
             places=[("here", user_line())],
             hint="cells are called by the model; inside of a cell call the function, or the module, itself",
         )
+    if type(leaf) is int:
+        # However large: whether it fits is found out with those of the other calls.
+        return kind((), np.dtype(np.int32))
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
         raise DtypeError(
@@ -144,7 +183,7 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
             names = tuple(cell.module.parameters())
         args, kwargs = tree_util.tree_unflatten(structure, arguments)
         _check_arguments(cell, body, args, kwargs)
-        leaves, results = tree_util.tree_flatten(body(*args, **kwargs))
+        leaves, results = leaves_of(cell, body(*args, **kwargs))
         tensors = [leaf if isinstance(leaf, tp.RecurrentTensor) else tp.constant(leaf) for leaf in leaves]
         for n, tensor in enumerate(tensors):
             prog.output(f"result {n}", tensor)

@@ -54,10 +54,17 @@ class Column:
 def stacked(leaves: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:
     """Data of one kind as one array."""
     if kind.dtype.kind in "iu":
-        return fitted(np.stack([np.asarray(leaf) for leaf in leaves]) if kind.shape else np.asarray(leaves), kind.dtype)
+        return fitted(np.stack([np.asarray(leaf) for leaf in leaves]) if kind.shape else integers(leaves), kind.dtype)
     if kind.shape:
         return transfer.stacked(leaves, kind.dtype)
     return np.asarray(leaves).astype(kind.dtype)
+
+
+def integers(leaves: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Integers, one for each call, as an array, however large they are."""
+    array = np.asarray(leaves)
+    # What has more than 63 bits, next to what has fewer, NumPy makes floats of.
+    return array if array.dtype.kind in "iub" else np.array([int(leaf) for leaf in leaves], object)
 
 
 def fitted(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

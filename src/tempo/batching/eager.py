@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from tempo.batching.cell import Cell, kind_of
+from tempo.batching.cell import Cell, check_is_known, kind_of, leaves_of
 from tempo.batching.columns import stacked
 from tempo.batching.draws import Draws, of_instance
-from tempo.batching.trace import Trace
+from tempo.batching.trace import Trace, index_error
 from tempo.batching.value import Computed
 
 Array = Any
@@ -37,18 +37,21 @@ class _Calls:
     parameters: Mapping[Cell, Mapping[str, Array]]
     seed: int
     draws: Draws
+    instance: int = 0
     fast: dict[Cell, list[Any]] = field(default_factory=dict)
 
     def begin(self, instance: int) -> None:
+        self.instance = instance
         self.draws = of_instance(self.seed, instance)
 
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, structure = tree_util.tree_flatten((args, kwargs))
+        check_is_known(cell, self.parameters)
+        leaves, structure = leaves_of(cell, (args, kwargs))
         leaves = [leaf.array if isinstance(leaf, Computed) else leaf for leaf in leaves]
         kinds = [kind_of(leaf, cell.name) for leaf in leaves]
         trace = cell.trace(structure, tuple(kinds))
         if trace not in self.eager.compiled:
-            self.eager.compiled[trace] = jax.jit(trace)
+            self.eager.compiled[trace] = jax.jit(trace.evaluated)
         arrays = [
             leaf if isinstance(leaf, jax.Array) else stacked([leaf], k)[0]
             for leaf, k in zip(leaves, kinds, strict=True)
@@ -56,5 +59,7 @@ class _Calls:
         if trace.draws:
             arrays.append(np.array(self.draws.next(), np.uint32))
         own = self.parameters.get(cell, {})
-        results = self.eager.compiled[trace]([own[name] for name in trace.parameters], arrays)
+        results, bad = self.eager.compiled[trace]([own[name] for name in trace.parameters], arrays)
+        if bad is not None and bad:
+            raise index_error(cell.name, self.instance)
         return tree_util.tree_unflatten(trace.structure, [Computed(result, self) for result in results])

@@ -26,6 +26,8 @@ class Parametrised:
         self._module = _together(self.cells)
         self._names = _names(self.cells, self._module)
         self._parameters: dict[str, Array] | None = None
+        self._seen: dict[str, Array] = {}
+        """The values that are known to be such."""
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -39,7 +41,14 @@ class Parametrised:
 
     def given(self, values: Mapping[str, Array] | None) -> dict[str, Array]:
         """The values to be used: the model's own if there are no others."""
-        return self.parameters if values is None else _checked(self._module, values)
+        if values is not None:
+            return _checked(self._module, values)
+        own = self.parameters
+        # Who has that dict may have put something else into it.
+        if own.keys() != self._seen.keys() or any(own[name] is not value for name, value in self._seen.items()):
+            own.update(_checked(self._module, own))
+            self._seen = dict(own)
+        return own
 
     def own(self, trace: Trace) -> list[str]:
         """The model's names of the parameters that a cell reads."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import tree_util
 
-from tempo.batching.cell import Cell, cell, kind_of, local
+from tempo.batching.cell import Cell, cell, check_is_known, kind_of, leaves_of, local
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.phases import STRIDE, Phases
 from tempo.batching.specialised import specialised
@@ -165,7 +165,10 @@ class Recorder:
         for n, value in enumerate(values):
             source = value.source
             if source.stream.recorder is not self:
-                raise _kept(cell, value)
+                if source.stream.recorder.closed:
+                    raise _kept(cell, value)
+                # That of a mini-batch which this one is inside of, where it is data.
+                return self.call(cell, *tree_util.tree_map(self._own, (args, kwargs)))
             if source not in stream.inside[n] and source not in stream.known[n] and self.is_pending(value):
                 self._connect(stream, n, source)
             if source.stream.phase == stream.phase and value.level >= level:
@@ -194,6 +197,10 @@ class Recorder:
         if stream.flat == 0:
             return results[0]
         return tuple(results) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, results)
+
+    def _own(self, leaf: Any) -> Any:
+        """An argument of a call, read if it is a value of another mini-batch."""
+        return leaf.read() if type(leaf) is Value and leaf.recorder is not self else leaf
 
     def _install(self, cell: Cell, stream: Stream) -> None:
         """Let calls of a cell go to a stream at once, for as long as they look like it."""
@@ -224,18 +231,13 @@ class Recorder:
 
     def _stream(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any], form: Any) -> tuple[Stream, list[Any]]:
         """The stream of a call, and its arguments as a list."""
-        leaves, structure = tree_util.tree_flatten((args, kwargs))
+        leaves, structure = leaves_of(cell, (args, kwargs))
         is_value = tuple([type(leaf) is Value for leaf in leaves])
         kinds = tuple([leaf.kind if type(leaf) is Value else kind_of(leaf, cell.name) for leaf in leaves])
         form = (cell, structure, is_value, kinds) if form is None else form
         stream = self.streams.get(form)
         if stream is None:
-            if cell.module is not None and cell not in self.cells:
-                raise ProgramError(
-                    f"cell {cell.name} has parameters, and is not among the cells of this model",
-                    places=[("here", user_line())],
-                    hint=f'name it: tp.batch(model, cells={{"{cell.name}": ...}})',
-                )
+            check_is_known(cell, self.cells)
             stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value, form)
         return stream, leaves
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tempo.batching.columns import fitted, integers
 from tempo.batching.trace import Trace
 
 
@@ -17,8 +18,8 @@ def first_calls(columns: Sequence[Any], is_value: Sequence[bool], trace: Trace) 
     if count < 2 or any(is_value) or any(kind.shape or kind.dtype.kind not in "iub" for kind in trace.arguments):
         return None
     codes = np.zeros(count, np.int64)
-    for column in columns:
-        own = np.asarray(column).astype(np.int64)
+    for column, kind in zip(columns, trace.arguments, strict=True):
+        own = fitted(integers(column), kind.dtype).astype(np.int64)
         own -= own.min()
         codes = codes * (int(own.max()) + 1) + own
         if int(codes.max()) > 8 * count:

@@ -17,6 +17,7 @@ from jax.custom_batching import custom_vmap
 
 import tempo as tp
 from tempo.backends.jax.padded import Padded, jx
+from tempo.errors import InputError
 from tempo.graph.node import Node
 from tempo.graph.structural import INPUT
 from tempo.ops.contraction import EINSUM
@@ -164,10 +165,6 @@ class Trace:
         """The bytes of a call's arguments and results."""
         return sum(one.bytes for one in (*self.arguments, *self.results))
 
-    def __call__(self, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
-        """The results for one instance."""
-        return self._evaluated(parameters, arguments)[0]
-
     def batched(self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]) -> tuple[Array, ...]:
         """The results for ``width`` instances at once, all with the same parameters."""
         return self.checked(width, parameters, arguments)[0]
@@ -176,13 +173,14 @@ class Trace:
         self, width: int, parameters: Sequence[Array], arguments: Sequence[Array]
     ) -> tuple[tuple[Array, ...], Array | None]:
         """The results, and which instances have an index that is out of range (None if there are no indices)."""
-        batch = jax.vmap(self._evaluated, in_axes=(None, 0), axis_size=width)
+        batch = jax.vmap(self.evaluated, in_axes=(None, 0), axis_size=width)
         results, bad = batch(tuple(parameters), tuple(arguments))
         return results, bad
 
-    def _evaluated(
+    def evaluated(
         self, parameters: Sequence[Array], arguments: Sequence[Array]
     ) -> tuple[tuple[Array, ...], Array | None]:
+        """The results for one instance, and whether an index is out of range (None if there are no indices)."""
         if self.function is not None:
             return self.function(parameters, arguments), None
         values = {
@@ -225,6 +223,15 @@ def _operations(node: Node) -> int:
     for letters, edge in zip(node.attributes["subscripts"].split("->")[0].split(","), node.edges, strict=True):
         sizes.update(zip(letters, map(int, edge.shape), strict=True))  # type: ignore[arg-type]
     return 2 * math.prod(sizes.values())
+
+
+def index_error(name: str, instance: int | None) -> InputError:
+    """That a cell has read something at an index that is out of range, if it is known for which instance."""
+    where = "" if instance is None else f", called for instance {instance}"
+    return InputError(
+        f"an index is out of range in cell {name}{where}",
+        hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
+    )
 
 
 INDEXED = ("take", "take_along_axis", "scatter_add", "scatter_add_along_axis")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import tempo as tp
 from tempo.batching.cell import Cell, cell
 from tempo.batching.trace import Kind, kind
-from tempo.errors import ProgramError, user_line
+from tempo.errors import ProgramError, ShapeError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.recording import Source
@@ -41,7 +44,7 @@ class Tensor(ABC):
 
     @abstractmethod
     def read(self) -> np.ndarray[Any, Any]:
-        """The value as an array, for decisions of the model."""
+        """The value as an array of its reader's own, for decisions of the model."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,9 +54,13 @@ class Tensor(ABC):
     def dtype(self) -> np.dtype[Any]:
         return self.kind.dtype
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        found = self.read()
-        return found if dtype is None else found.astype(dtype)
+        # Of one number, what is read is a scalar of NumPy's.
+        return np.asarray(self.read(), dtype)
 
     def __bool__(self) -> bool:
         return bool(self.read())
@@ -65,7 +72,20 @@ class Tensor(ABC):
         return float(self.read())
 
     def __index__(self) -> int:
-        return self.read().__index__()
+        return operator.index(self.read())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.read(), digits)  # type: ignore[call-overload]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read(), spec) if spec else str(self)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Any:
+        # Nobody can change it; and what it comes from is the whole mini-batch.
+        return self
 
     def __lt__(self, other: Any) -> Any:
         return self.read() < other
@@ -88,20 +108,46 @@ class Tensor(ABC):
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Any:
-        parts = []
-        for part in index if isinstance(index, tuple) else (index,):
+        given = index if isinstance(index, tuple) else (index,)
+        for part in given:
             # Truth values are numbers, too, and True is found in a cache where 1 was put.
-            if isinstance(part, np.integer):
-                part = int(part)
-            if isinstance(part, bool) or not isinstance(part, int | slice | type(None) | type(...)):
+            if isinstance(part, bool) or not isinstance(part, int | np.integer | slice | type(None) | type(...)):
                 raise ProgramError(
                     f"{self!r} is indexed with {part!r}",
                     places=[("here", user_line())],
                     hint="outside of a cell an index is made of numbers and slices; inside, tp.take takes any",
                 )
+        named = sum(part is not None and part is not ... for part in given)
+        if named > self.ndim:
+            raise ShapeError(
+                f"{self!r} is indexed with {index!r}: {named} indices for {self.ndim} axes",
+                places=[("here", user_line())],
+            )
+        axes, numbers, parts, axis = [], [], [], 0
+        for part in given:
+            if part is ...:
+                axis += self.ndim - named
+            elif isinstance(part, int | np.integer):
+                axes.append(axis)
+                numbers.append(self._inside(int(part), axis))
+                axis += 1
+                continue
+            elif part is not None:
+                axis += 1
             # Slices cannot be hashed before Python 3.12.
             parts.append(("slice", part.start, part.stop, part.step) if isinstance(part, slice) else part)
-        return self.recorder.call(_item(tuple(parts)), (self,), {})
+        return self.recorder.call(_item(tuple(axes), tuple(parts)), (self, *numbers), {})
+
+    def _inside(self, number: int, axis: int) -> int:
+        """An index, counted from the beginning of an axis."""
+        size = self.shape[axis]
+        if not -size <= number < size:
+            raise ShapeError(
+                f"{self!r} is indexed with {number}, which is out of range for axis {axis}",
+                places=[("here", user_line())],
+                hint=f"indices go from {-size} to {size - 1}" if size else "the axis has no elements",
+            )
+        return number % size
 
     def __len__(self) -> int:
         if not self.shape:
@@ -111,8 +157,14 @@ class Tensor(ABC):
     def __iter__(self) -> Any:
         return (self[n] for n in range(len(self)))
 
+    def __pos__(self) -> Any:
+        return self
+
     def __neg__(self) -> Any:
         return self.recorder.call(_operator("neg"), (self,), {})
+
+    def __invert__(self) -> Any:
+        return self.recorder.call(_operator("invert"), (self,), {})
 
     def __abs__(self) -> Any:
         return self.recorder.call(_operator("abs"), (self,), {})
@@ -174,38 +226,56 @@ class Computed(Tensor):
         return kind(self.array.shape, self.array.dtype)
 
     def read(self) -> np.ndarray[Any, Any]:
-        return np.asarray(self.array)
+        found: np.ndarray[Any, Any] = np.array(self.array)[()]
+        return found
 
     def __repr__(self) -> str:
         return repr(self.array)
+
+
+NO_OPERANDS = (list, tuple, dict, str, type(None))
+"""What Python knows better: ``[x] * count`` repeats a list, and most else is a mistake."""
 
 
 def _binary(name: str) -> None:
     """Let tensors have an operator, and its reflection."""
 
     def there(self: Tensor, other: Any) -> Any:
+        if isinstance(other, NO_OPERANDS):
+            return NotImplemented
         return self.recorder.call(_operator(name), (self, other), {})
 
     def back(self: Tensor, other: Any) -> Any:
+        if isinstance(other, NO_OPERANDS):
+            return NotImplemented
         return self.recorder.call(_operator(name), (other, self), {})
 
     setattr(Tensor, f"__{name}__", there)
     setattr(Tensor, f"__r{name}__", back)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     _binary(_name)
 
 
 @cache
 def _operator(name: str) -> Cell:
-    return cell(getattr(operator, name), name=name)
+    return cell(getattr(operator, f"__{name}__"), name=name)
 
 
 @cache
-def _item(parts: tuple[Any, ...]) -> Cell:
-    index = tuple(slice(*part[1:]) if isinstance(part, tuple) else part for part in parts)
-    return cell(lambda x: x.space[index], name="item")
+def _item(axes: tuple[int, ...], parts: tuple[Any, ...]) -> Cell:
+    """Something of a tensor: at some axes what is at one place, and then parts of it.
+
+    Places are data: as constants they would be a kernel each, of which all elements of a vector are one launch."""
+    rest = tuple(slice(*part[1:]) if isinstance(part, tuple) else part for part in parts)
+
+    def item(x: Any, *places: Any) -> Any:
+        for axis, place in zip(reversed(axes), reversed(places), strict=True):
+            x = tp.take(x, place, axis=axis)
+        return x.space[rest] if rest else x
+
+    return cell(item)
 
 
 ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
@@ -231,6 +301,21 @@ def values_in(result: Any, found: list[Value]) -> None:
         replaced(result, noted)
 
 
+def for_each(results: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
+    """What a function that goes through structures gives for the results of all instances."""
+    found = []
+    for n, result in enumerate(results):
+        try:
+            found.append(function(result))
+        except (RecursionError, SystemError) as error:  # JAX makes the one of the other
+            raise ProgramError(
+                f"the model's result for instance {n} is nested deeper than Python allows, "
+                f"{sys.getrecursionlimit()} calls",
+                hint="let it return a list in place of nested pairs, or raise the limit: sys.setrecursionlimit",
+            ) from error
+    return found
+
+
 def replaced(result: Any, of: Callable[[Any], Any]) -> Any:
     """A result of the same structure with something else for each tensor."""
     what = type(result)
@@ -242,10 +327,16 @@ def replaced(result: Any, of: Callable[[Any], Any]) -> Any:
         return [replaced(part, of) for part in result]
     if what is tuple:
         return tuple([replaced(part, of) for part in result])
-    if isinstance(result, dict):
+    if what is dict:
         return {key: replaced(part, of) for key, part in result.items()}
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return what(*(replaced(part, of) for part in result))
+    if isinstance(result, dict):
+        return _changed(result, list(result.items()), of)
+    if isinstance(result, list | deque):
+        return _changed(result, list(enumerate(result)), of)
+    if isinstance(result, tuple):
+        parts = [replaced(part, of) for part in result]
+        # As it is made of its parts, whatever its own __new__ takes.
+        return tuple.__new__(what, parts) if any(a is not b for a, b in zip(parts, result, strict=True)) else result
     if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
         before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if hasattr(result, f.name)}
         after = {name: replaced(part, of) for name, part in before.items()}
@@ -255,4 +346,14 @@ def replaced(result: Any, of: Callable[[Any], Any]) -> Any:
             result = copy.copy(result)
             for name, part in changed.items():
                 object.__setattr__(result, name, part)
+    return result
+
+
+def _changed(result: Any, before: list[tuple[Any, Any]], of: Callable[[Any], Any]) -> Any:
+    """The same for containers of other kinds: a defaultdict stays one. ``before`` is what they hold, and where."""
+    changed = [(key, after) for key, part in before if (after := replaced(part, of)) is not part]
+    if changed:
+        result = copy.copy(result)
+        for key, after in changed:
+            result[key] = after
     return result
