@@ -353,3 +353,75 @@ def test_kernels_are_those_of_the_widths() -> None:
         batched(data[:size])
         assert batched.statistics.compiled == 0
     assert batched.programs == programs
+
+
+# -- forests ------------------------------------------------------------------------------------------------------
+
+
+def sums() -> Any:
+    return tp.fold(lambda v: v * 1.0, lambda children: tp.sum(children, axis=0), loss=lambda state: tp.sum(state))
+
+
+@pytest.mark.parametrize(
+    ("children", "expected"),
+    (
+        ([[.5], []], "forest: the children of node 0 are [0.5]\n  hint: a list of the numbers of nodes: of a leaf, []"),
+        ([[1], None], "forest: the children of node 1 are None\n  hint: a list of the numbers of nodes: of a leaf, []"),
+        ([1, 2], "forest: the children of node 0 are 1\n  hint: a list of the numbers of nodes: of a leaf, []"),
+        ([[2**40], []], "node 0 has a child 1099511627776, and there are 2 nodes"),
+        ([[], [1, 2**70]], "node 1 has a child 1180591620717411303424, and there are 2 nodes"),
+        (3, "forest: children is 3\n  hint: a list of lists: for every node the numbers of its children"),
+        (np.array([[1], [2]], np.uint8), "node 1 has a child 2, and there are 2 nodes"),
+        (np.array([[1], [0]], np.uint64), "the children of node 0 lead in a circle\n"
+            "  hint: every node must come to an end at leaves"),
+    ),
+)  # fmt: skip
+def test_children_that_are_no_nodes(children: Any, expected: str) -> None:
+    assert message(lambda: tp.forest(children=children, v=[1.0, 2.0])) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    (
+        (3.0, "forest: v is 3.0\n  hint: an array has a row for every node"),
+        ([[1], [1, 2]], "forest: the rows of v have different shapes\n  hint: fill them up, or give several arrays"),
+        ([None, 1.0], "forest: v has dtype object\n  hint: arrays have numbers, or truth values"),
+        ([1j, 1], "forest: v has dtype complex128\n  hint: arrays have numbers, or truth values"),
+    ),
+)
+def test_arrays_that_have_no_rows_of_numbers(rows: Any, expected: str) -> None:
+    assert message(lambda: tp.forest(children=[[1], []], v=rows)) == expected
+
+
+def test_forests_from_functions() -> None:
+    def forest(children: Any, **data: Any) -> Any:
+        return tp.forest([(1.0, (2.0, 3.0))], children=children, **data)
+
+    def value(node: Any) -> float:
+        return 0.0 if isinstance(node, tuple) else node
+
+    iterated = forest(lambda node: (part for part in node) if isinstance(node, tuple) else iter(()), v=value)
+    assert sums()(iterated).tolist() == [6, 1, 5, 2, 3]
+    assert message(lambda: forest(lambda node: node if isinstance(node, tuple) else None, v=value)) == (
+        "forest: the children of 1.0 are None\n  hint: a list of nodes: of leaves, []"
+    )
+    assert message(lambda: forest(lambda node: (), v=[1.0])) == (
+        "forest: v is [1.0], not a function of a node\n"
+        "  hint: where trees are given, every array is: word=lambda node: node.word"
+    )
+    assert message(lambda: forest(lambda node: (), arity=2.5)) == (
+        "forest: the arity is 2.5\n  hint: how many children there is room for: a number"
+    )
+
+
+def test_what_is_folded_is_a_forest() -> None:
+    for run in (sums(), sums().value_and_grad):
+        assert message(lambda run=run: run([1, 2])) == (
+            "[1, 2] is folded, which is no forest\n  hint: make it one: tp.forest(...)"
+        )
+
+
+def test_one_name_of_inputs() -> None:
+    forest = tp.forest(children=[[1], []], v=[1.0, 2.0], word=[1.0, 2.0])
+    _, _, gradients = sums().value_and_grad(forest, inputs="word")
+    assert {name: array.tolist() for name, array in gradients.items()} == {"word": [0, 0]}

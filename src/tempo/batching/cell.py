@@ -14,7 +14,7 @@ from jax import tree_util
 
 import tempo as tp
 from tempo.batching.over_time import OverTime
-from tempo.batching.trace import KEY, Kind, Trace, kind, narrowed
+from tempo.batching.trace import KEY, Kind, Trace, can_be_data, kind, narrowed
 from tempo.errors import DtypeError, ProgramError, user_line
 from tempo.graph.node import Node, shape_symbols
 from tempo.graph.structural import INPUT
@@ -162,7 +162,7 @@ def kind_of(leaf: Any, name: str) -> Kind:
         # However large: whether it fits is found out with those of the other calls.
         return kind((), np.dtype(np.int32))
     array = np.asarray(leaf)
-    if array.dtype.kind not in "biuf" and not tp.dtypes.is_float(array.dtype):
+    if not can_be_data(array.dtype):
         raise DtypeError(
             f"cell {name}: an argument is {leaf!r}, which is no tensor",
             places=[("here", user_line())],

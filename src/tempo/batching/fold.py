@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -70,6 +71,7 @@ class Fold(Parametrised):
     ) -> Any:
         """The states of all nodes, in the order of the forest's arrays; or of some: ``nodes=forest.roots``. What cells
         draw depends on ``seed`` and on the node's number."""
+        _check_is_forest(forest)
         chosen = np.arange(len(forest)) if nodes is None else _chosen(nodes, forest)
         prepared = self._prepared(forest, parameters, "all" if nodes is None else "some", chosen, seed)
         parts = prepared[0]
@@ -89,7 +91,7 @@ class Fold(Parametrised):
         parameters: Mapping[str, Array] | None = None,
         *,
         nodes: Any = None,
-        inputs: Sequence[str] | None = None,
+        inputs: str | Sequence[str] | None = None,
         seed: int = 0,
     ) -> Any:
         """The mean loss of the trees' roots, or of the ``nodes``, and its gradient with respect to the parameters, by
@@ -97,11 +99,13 @@ class Fold(Parametrised):
         these, by name."""
         if "loss" not in self.cells:
             raise GradientError("there is no loss to differentiate", hint="tp.fold(..., loss=cell)")
+        _check_is_forest(forest)
         if not len(forest):
             raise InputError("value_and_grad of no trees: their mean is not defined")
         wanted = forest.roots if nodes is None else _chosen(nodes, forest)
         if not len(wanted):
             raise InputError("value_and_grad of no nodes: their mean is not defined")
+        inputs = (inputs,) if isinstance(inputs, str) else inputs
         for name in inputs or ():
             if name not in forest.data or not dtypes.is_float(forest.data[name].dtype):
                 floats = [name for name, array in forest.data.items() if dtypes.is_float(array.dtype)]
@@ -278,6 +282,11 @@ def fold(
     """
     made = [cell(leaf, "leaf"), cell(inner, "inner")]
     return Fold(made[0], made[1], None if loss is None else cell(loss, "loss"), seed)
+
+
+def _check_is_forest(forest: Any) -> None:
+    if not isinstance(forest, Forest):
+        raise InputError(f"{reprlib.repr(forest)} is folded, which is no forest", hint="make it one: tp.forest(...)")
 
 
 def _show(trace: Trace) -> str:

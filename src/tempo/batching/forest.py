@@ -10,6 +10,8 @@ The backward pass makes the same loops, backwards.
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from tempo.batching.columns import fitted
-from tempo.batching.trace import narrowed
-from tempo.errors import InputError, ShapeError
+from tempo.batching.columns import fitted, integers
+from tempo.batching.trace import can_be_data, narrowed
+from tempo.errors import DtypeError, InputError, ShapeError
 
 Array = np.ndarray[Any, Any]
 
@@ -47,9 +49,6 @@ class Forest:
     def __post_init__(self) -> None:
         children = self.children
         inner = children[children >= 0]
-        if inner.size and inner.max() >= len(children):
-            node = int(np.argwhere(children >= len(children))[0, 0])
-            raise InputError(f"node {node} has a child {inner.max()}, and there are {len(children)} nodes")
         for name, rows in self.data.items():
             if name in GIVEN:
                 raise InputError(
@@ -95,7 +94,7 @@ def forest(trees: Iterable[Any] | None = None, *, children: Any, arity: int | No
         return _from_nested(trees, children, arity, data)
     if trees is not None:
         raise InputError("forest: trees are given, but children is not a function of a node")
-    return Forest(_rows(children, arity), {name: _narrow(np.asarray(rows)) for name, rows in data.items()})
+    return Forest(_rows(children, arity), {name: _column(name, rows) for name, rows in data.items()})
 
 
 def _from_nested(
@@ -104,6 +103,12 @@ def _from_nested(
     arity: int | None,
     data: Mapping[str, Callable[[Any], Any]],
 ) -> Forest:
+    for name, of in data.items():
+        if not callable(of):
+            raise InputError(
+                f"forest: {name} is {reprlib.repr(of)}, not a function of a node",
+                hint="where trees are given, every array is: word=lambda node: node.word",
+            )
     nodes: list[Any] = []
     found: list[list[int]] = []
     for tree in trees:
@@ -114,31 +119,60 @@ def _from_nested(
                 found[parent].append(len(nodes))
             nodes.append(node)
             found.append([])
-            stack.extend((child, len(nodes) - 1) for child in reversed(children(node)))
-    rows = {name: _narrow(np.asarray([of(node) for node in nodes])) for name, of in data.items()}
+            own = children(node)
+            if not isinstance(own, Iterable):
+                raise InputError(
+                    f"forest: the children of {reprlib.repr(node)} are {own!r}", hint="a list of nodes: of leaves, []"
+                )
+            stack.extend((child, len(nodes) - 1) for child in reversed(list(own)))
+    rows = {name: _column(name, [of(node) for node in nodes]) for name, of in data.items()}
     return Forest(_rows(found, arity), rows)
 
 
 def _rows(children: Any, arity: int | None) -> Array:
     """Lists of children, or rows of an array, as rows of ``arity`` numbers."""
-    is_array = isinstance(children, np.ndarray)
-    if is_array and (children.ndim != 2 or (children.size and children.dtype.kind not in "iu")):
-        raise InputError(
-            f"forest: children is an array of shape {children.shape}, {children.dtype}",
-            hint="a row of numbers for every node, (nodes, arity), filled up with -1; or a list of lists",
-        )
-    most = children.shape[1] if is_array else max((len(row) for row in children), default=0)
-    width = max(most, 1) if arity is None else arity
+    if arity is not None and (not isinstance(arity, int | np.integer) or arity < 0):
+        raise InputError(f"forest: the arity is {arity!r}", hint="how many children there is room for: a number")
+    if isinstance(children, np.ndarray):
+        if children.ndim != 2 or (children.size and children.dtype.kind not in "iu"):
+            raise InputError(
+                f"forest: children is an array of shape {children.shape}, {children.dtype}",
+                hint="a row of numbers for every node, (nodes, arity), filled up with -1; or a list of lists",
+            )
+        numbers, lengths = children.reshape(-1), np.full(len(children), children.shape[1])
+    else:
+        rows = [_numbers(node, row) for node, row in enumerate(_listed(children))]
+        numbers = integers([number for row in rows for number in row])
+        lengths = np.array([len(row) for row in rows], np.int64)
+    most = int(lengths.max(initial=0))
+    width = max(most, 1) if arity is None else int(arity)
     if width < most:
         raise InputError(f"there are nodes with {most} children, and the forest's arity is {arity}")
-    array = np.full((len(children), width), -1, np.int32)
-    if is_array:
-        array[:, :most] = np.maximum(children, -1)
-    else:
-        for n, row in enumerate(children):
-            array[n, : len(row)] = row
-        array = np.maximum(array, -1)
-    return array
+    if numbers.size and numbers.max() >= len(lengths):
+        node = int(np.repeat(np.arange(len(lengths)), lengths)[np.argmax(numbers)])
+        raise InputError(f"node {node} has a child {numbers.max()}, and there are {len(lengths)} nodes")
+    array = np.full((len(lengths), width), -1, np.int32)
+    array[np.arange(width) < lengths[:, None]] = numbers  # what is no number of a node is negative
+    return np.maximum(array, -1)
+
+
+def _listed(children: Any) -> list[Any]:
+    if not isinstance(children, Iterable):
+        raise InputError(
+            f"forest: children is {children!r}", hint="a list of lists: for every node the numbers of its children"
+        )
+    return list(children)
+
+
+def _numbers(node: int, row: Any) -> list[int]:
+    """The children of a node."""
+    try:
+        return [operator.index(number) for number in row]
+    except TypeError:
+        raise InputError(
+            f"forest: the children of node {node} are {reprlib.repr(row)}",
+            hint="a list of the numbers of nodes: of a leaf, []",
+        ) from None
 
 
 def _fixed(array: Array) -> Array:
@@ -147,8 +181,18 @@ def _fixed(array: Array) -> Array:
     return found
 
 
-def _narrow(array: Array) -> Array:
-    """Of the types that cells compute with, in this machine's order of bytes."""
+def _column(name: str, rows: Any) -> Array:
+    """An array of a forest, of the types that cells compute with and in this machine's order of bytes."""
+    try:
+        array = np.asarray(rows)
+    except ValueError:
+        raise ShapeError(
+            f"forest: the rows of {name} have different shapes", hint="fill them up, or give several arrays"
+        ) from None
+    if not array.ndim:
+        raise ShapeError(f"forest: {name} is {reprlib.repr(rows)}", hint="an array has a row for every node")
+    if not can_be_data(array.dtype):
+        raise DtypeError(f"forest: {name} has dtype {array.dtype}", hint="arrays have numbers, or truth values")
     return fitted(array, narrowed(array.dtype))
 
 

@@ -65,6 +65,11 @@ def narrowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _NARROW.get(dtype, dtype)
 
 
+def can_be_data(dtype: np.dtype[Any]) -> bool:
+    """Whether cells can be given such numbers."""
+    return dtype.kind in "biuf" or tp.dtypes.is_float(dtype)
+
+
 KEY = kind((2,), np.dtype(np.uint32))
 """What keys a generator."""
 
