@@ -385,7 +385,7 @@ def test_arenas_become_arenas_and_not_what_is_handed_over(monkeypatch: pytest.Mo
     assert shape.wanted == shape.rows
     arenas = [jnp.zeros((shape.rows, 2), np.float32)]
     for function, donated in ((total._forward, arenas), (total._backward, arenas * 2)):
-        text = function.lower(parts, shape, values, inputs, donated).as_text()
+        text = function(parts).lower(shape, values, inputs, donated).as_text()
         arguments, _, results = next(line for line in text.splitlines() if "@main" in line).partition("->")
         successors = [int(number) for number in re.findall(r"tf.aliasing_output = (\d+)", arguments)]
         kinds = re.findall(r'mhlo.memory_kind = "(\w+)"', results)

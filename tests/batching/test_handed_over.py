@@ -6,7 +6,9 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import gc
 import random
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -353,6 +355,23 @@ def test_kernels_are_those_of_the_widths() -> None:
         batched(data[:size])
         assert batched.statistics.compiled == 0
     assert batched.programs == programs
+
+
+def test_nothing_keeps_models_and_cells() -> None:
+    """What is found again by a cell used to be kept forever, the cell with it."""
+
+    def made() -> list[Any]:
+        linear = tp.cell(nn.Linear(2, 1), name="linear")
+        batched = tp.batch(lambda x: total(linear(x)) if float(total(x)) > 0 else total(x), cells={"linear": linear})
+        batched.value_and_grad([np.ones(2), -np.ones(2)])
+        batched.one_by_one([np.ones(2)])
+        folded = sums()
+        folded.value_and_grad(tp.forest(children=[[1], []], v=[1.0, 2.0]))
+        return [weakref.ref(one) for one in (linear, batched, folded, *folded.cells.values())]
+
+    references = made()
+    gc.collect()
+    assert [one() for one in references] == [None] * 6
 
 
 # -- forests ------------------------------------------------------------------------------------------------------

@@ -42,6 +42,22 @@ def turns_should_be_known() -> bool:
     return jax.default_backend() != "cpu"
 
 
+class _PerParts:
+    """A function of parts, a shape and arrays, the last of which are donated, compiled for each of the parts. (Of an
+    argument JAX would keep them, and with them a fold's cells, for as long as the process lives.)"""
+
+    def __init__(self, function: Callable[..., Any], keep_unused: bool = False) -> None:
+        self.function = function
+        self.keep_unused = keep_unused
+        self.made: dict[Parts, Any] = {}
+
+    def __call__(self, parts: Parts) -> Any:
+        if parts not in self.made:
+            own = partial(self.function, parts)
+            self.made[parts] = jit(own, static_argnums=0, donate_argnums=3, keep_unused=self.keep_unused)
+        return self.made[parts]
+
+
 class Fold(Parametrised):
     """``folded(forest)``: a state for every node, arrays with one row per node; ``programs`` is how often it was
     compiled. Made by ``tp.fold``."""
@@ -52,9 +68,9 @@ class Fold(Parametrised):
         self._capacities: dict[Any, int] = {}
         self._turns: set[tuple[int, ...]] = set()
         """For which numbers of chunks, per width, there are programs in which they are constants."""
-        self._forward = jit(folding.forward, static_argnums=(0, 1), donate_argnums=4)
+        self._forward = _PerParts(folding.forward)
         # All that is donated is kept: what flows is not read, but its memory is used.
-        self._backward = jit(folding.backward, static_argnums=(0, 1), donate_argnums=4, keep_unused=True)
+        self._backward = _PerParts(folding.backward, keep_unused=True)
         self._idle: dict[Any, list[Array]] = {}
         """Arenas of earlier forests, whose first row is zeros; for gradients, behind them as many for what flows."""
         self._parts: dict[Any, Parts] = {}
@@ -122,7 +138,7 @@ class Fold(Parametrised):
         return *found, {name: np.array(array[: len(forest)]) for name, array in of_data.items()} | unread
 
     def _run(
-        self, function: Any, parts: Parts, shape: Shape, values: Mapping[str, Array], inputs: tuple[Array, ...]
+        self, function: _PerParts, parts: Parts, shape: Shape, values: Mapping[str, Array], inputs: tuple[Array, ...]
     ) -> Any:
         """What a program gives: what is fetched from the device, and what stays there, if something does."""
         self._programs.add((function, parts, shape))
@@ -131,7 +147,7 @@ class Fold(Parametrised):
         if arenas is None:
             kinds = parts.leaf.trace.results * (2 if function is self._backward else 1)
             arenas = [jnp.zeros((shape.rows, *one.shape), one.dtype) for one in kinds]
-        self._idle[key], found, faults, *rest = function(parts, shape, values, inputs, arenas)
+        self._idle[key], found, faults, *rest = function(parts)(shape, values, inputs, arenas)
         # Arrays of the user's own, to write to and to keep: memory that host and device have in common is scarce.
         found = [np.array(array) for array in found]
         for name, fault in zip(self.cells, np.asarray(faults), strict=False):

@@ -27,7 +27,7 @@ import numpy as np
 from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching import launches
-from tempo.batching.launches import kinds_of, kinds_of_all, moved_kinds, read_kinds, read_turned
+from tempo.batching.launches import kinds_of_all, read_turned
 from tempo.batching.planning import FEW, Lanes, Run
 from tempo.batching.store import Arenas
 from tempo.batching.trace import Kind
@@ -121,7 +121,7 @@ class Kernels:
         for _ in range(times):
             call = self._forward(run, own(run), arenas)
             after, run.lanes.status, run.lanes.apart = call.kernel(*call.arguments)
-            arenas.update(zip(kinds_of(run.lanes.group)[0], after, strict=True))
+            arenas.update(zip(run.lanes.group.kinds[0], after, strict=True))
         return times
 
     def _call(self, step: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> _Call:
@@ -149,7 +149,7 @@ class Kernels:
         if kernel is None:
             kernel = jit(partial(launches.forward, group), donate_argnums=5, static_argnums=(0, 1, 2))
             self.forwards[group.form] = kernel
-        written, read = kinds_of(group)
+        written, read = group.kinds
         if lanes.status is None and lanes.depth:
             lanes.status = _start()
         looped, _ = _times(run)
@@ -183,7 +183,7 @@ class Kernels:
         for _ in range(times):
             call = self._backward(run, left, parameters, arenas, flows, gradients)
             left, after, gradients = call.kernel(*call.arguments)
-            flows.update(zip(moved_kinds(run.lanes.group), after, strict=True))
+            flows.update(zip(run.lanes.group.moved_kinds, after, strict=True))
         return left, gradients
 
     def _backward(
@@ -200,7 +200,7 @@ class Kernels:
         if kernel is None:
             kernel = jit(partial(launches.backward, group), donate_argnums=(5, 6), static_argnums=(0, 1, 2))
             self.backwards[group.form] = kernel
-        read, moved = read_kinds(group), moved_kinds(group)
+        read, moved = group.read_kinds, group.moved_kinds
         looped, _ = _times(run)
         arguments = (
             run.width,
@@ -243,7 +243,7 @@ def _step_key(step: Sequence[Run], arenas: Arenas) -> Any:
 
 
 def _forward_key(run: Run, arenas: Arenas) -> Any:
-    written, read = kinds_of(run.lanes.group)
+    written, read = run.lanes.group.kinds
     return run.lanes.group.form, run.width, _times(run)[0], _sizes(run.lanes, arenas, (*written, *read))
 
 
@@ -253,12 +253,12 @@ def _form(runs: Sequence[Run]) -> Any:
 
 def _all_kinds(step: Sequence[Run]) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
     """The arenas that several launches write, and those that they only read."""
-    return kinds_of_all(tuple([run.lanes.group for run in step]))
+    return kinds_of_all(tuple([run.lanes.group.kinds for run in step]))
 
 
 def _backward_key(run: Run, arenas: Arenas) -> Any:
     group = run.lanes.group
-    sizes = _sizes(run.lanes, arenas, (*read_kinds(group), *moved_kinds(group)))
+    sizes = _sizes(run.lanes, arenas, (*group.read_kinds, *group.moved_kinds))
     return "backward", group.form, run.width, _times(run)[0], sizes
 
 

@@ -43,30 +43,12 @@ def read_turned(trace: Trace, width: int) -> tuple[bool, ...]:
 
 
 @cache
-def read_kinds(group: Group) -> tuple[Kind, ...]:
-    """The kinds of the gathered arguments."""
-    pairs = zip(group.trace.arguments, group.gathered, strict=True)
-    return tuple(dict.fromkeys(kind for kind, gathered in pairs if gathered))
-
-
-@cache
-def kinds_of(group: Group) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
-    """The arenas that a kernel writes, and those that it only reads."""
-    written = tuple(dict.fromkeys(group.trace.results))
-    return written, tuple(kind for kind in read_kinds(group) if kind not in written)
-
-
-@cache
-def moved_kinds(group: Group) -> tuple[Kind, ...]:
-    """The kinds through which gradients flow."""
-    return tuple(kind for kind in dict.fromkeys([*group.trace.results, *read_kinds(group)]) if kind.is_float)
-
-
-@cache
-def kinds_of_all(groups: tuple[Group, ...]) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
-    """The same of several launches in one kernel."""
-    written = dict.fromkeys(kind for group in groups for kind in kinds_of(group)[0])
-    read = dict.fromkeys(kind for group in groups for kind in kinds_of(group)[1] if kind not in written)
+def kinds_of_all(
+    kinds: tuple[tuple[tuple[Kind, ...], tuple[Kind, ...]], ...],
+) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
+    """The arenas that several launches in one kernel write, and those that they only read, from those of each."""
+    written = dict.fromkeys(kind for own, _ in kinds for kind in own)
+    read = dict.fromkeys(kind for _, own in kinds for kind in own if kind not in written)
     return tuple(written), tuple(read)
 
 
@@ -207,7 +189,7 @@ def forward(
     trace = group.trace
     tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
-    to_write, to_read = kinds_of(group)
+    to_write, to_read = group.kinds
     only_read = dict(zip(to_read, read, strict=True))
     apart: dict[int, Array] = {}
     done, fault = (jnp.int32(0), jnp.int32(0)) if status is None else (status[0], status[1])
@@ -245,14 +227,14 @@ def in_a_row(
     data: Sequence[Sequence[Array]],
 ) -> tuple[list[Array], list[tuple[Array | None, dict[int, Array]]]]:
     """One launch after another."""
-    to_write, to_read = kinds_of_all(tuple(groups))
+    to_write, to_read = kinds_of_all(tuple([group.kinds for group in groups]))
     arenas = dict(zip((*to_write, *to_read), (*written, *read), strict=True))
     found = []
     end = 0
     for group, width, own, some in zip(groups, widths, parameters, data, strict=True):
         of_launch, of_lane = _columns(group)
         start, end = end, end + of_launch + of_lane * width
-        kinds, others = kinds_of(group)
+        kinds, others = group.kinds
         now = [arenas[kind] for kind in others], [arenas[kind] for kind in kinds]
         after, status, apart = forward(group, width, False, 0, own, *now, index[start:end], some, None, None)
         arenas.update(zip(kinds, after, strict=True))
@@ -277,8 +259,8 @@ def backward(
     trace = group.trace
     tables = _tables(group, depth, index, data)
     count = 1 if launches is None else launches
-    arenas = dict(zip(read_kinds(group), read, strict=True))
-    moved = moved_kinds(group)
+    arenas = dict(zip(group.read_kinds, read, strict=True))
+    moved = group.moved_kinds
     floats = [n for n, kind in enumerate(trace.results) if kind.is_float]
     aligned = [n for n in range(len(group.gathered) - trace.aligned, len(group.gathered))]
     first_aligned = len(group.gathered) - trace.aligned - len(trace.results)

@@ -54,6 +54,23 @@ class Group:
         """Groups of one form, such as two layers of one size, have the same kernels."""
         return self.trace.form, self.gathered
 
+    @cached_property
+    def read_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of the gathered arguments."""
+        pairs = zip(self.trace.arguments, self.gathered, strict=True)
+        return tuple(dict.fromkeys(kind for kind, gathered in pairs if gathered))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
+        """The arenas that a kernel writes, and those that it only reads."""
+        written = tuple(dict.fromkeys(self.trace.results))
+        return written, tuple(kind for kind in self.read_kinds if kind not in written)
+
+    @cached_property
+    def moved_kinds(self) -> tuple[Kind, ...]:
+        """The kinds through which gradients flow."""
+        return tuple(kind for kind in dict.fromkeys([*self.trace.results, *self.read_kinds]) if kind.is_float)
+
 
 class Groups(dict[Trace, Group]):
     """How every cell gets its arguments: what was a row of an arena in some call is one in all calls after it."""

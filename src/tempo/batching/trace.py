@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +135,7 @@ class Trace:
             operands = tuple([(number[edge.node], tuple(edge.shape)) for edge in node.edges])
             form.append((node.op, attributes, operands, tuple(node.shape), node.dtype))
             number[node] = len(number)
-        return _one_of((*form, tuple([number[node] for node in self.outputs])))
+        return _forms.setdefault((*form, tuple([number[node] for node in self.outputs])), _Form())
 
     @cached_property
     def turned(self) -> tuple[bool, ...]:
@@ -213,10 +214,14 @@ class _Same:
     value: Any
 
 
-@cache
-def _one_of(form: Any) -> object:
-    """The same object for equal forms, which is found faster than they are."""
-    return object()
+class _Form:
+    """Stands for all forms that are equal, and is found faster than they are."""
+
+    __slots__ = ("__weakref__",)
+
+
+_forms: WeakValueDictionary[Any, _Form] = WeakValueDictionary()
+"""Those of cells that are still there: constants are part of a form, and may be large."""
 
 
 def _operations(node: Node) -> int:
