@@ -11,6 +11,8 @@ import random
 import weakref
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -286,6 +288,13 @@ def test_what_is_no_model_no_cell_and_no_list() -> None:
         "a cell is made of 3\n"
         "  hint: tp.cell takes a function of tensors, an nn.Module with a __call__, or a tp.Program"
     )
+    assert message(lambda: tp.batch(half, cells=[same])) == (  # type: ignore[arg-type]
+        f'cells is {[same]!r}, without names\n  hint: give them by name: cells={{"leaf": leaf, ...}}'
+    )
+    assert message(lambda: tp.batch(total).value_and_grad([np.ones(2)], inputs="x")) == (  # type: ignore[arg-type]
+        "inputs is 'x', not a function\n"
+        "  hint: it gives the arrays of an instance that gradients are wanted for: inputs=lambda instance: ..."
+    )
     for run in (tp.batch(half), tp.batch(half).one_by_one, tp.batch(half).value_and_grad):
         assert message(lambda run=run: run(5)) == (
             "the instances are 5\n  hint: give a list of them: batched([instance]) for one"
@@ -330,6 +339,28 @@ def test_parameters_that_are_put_into_their_dict() -> None:
     batched.parameters["linear.weight"] = weight
     batched.parameters["linear.other"] = weight
     assert message(lambda: batched(data)) == "there is no parameter linear.other\n  hint: there are: linear.weight"
+
+
+def test_values_that_no_parameter_has() -> None:
+    linear = tp.cell(nn.Linear(2, 2, bias=False), name="linear")
+    batched = tp.batch(linear, cells={"linear": linear})
+    given = jnp.eye(2)
+    batched.parameters = {"linear.weight": given}
+    jax.jit(lambda x: x + 1, donate_argnums=0)(given)
+    deleted = (
+        "parameter linear.weight is an array that JAX has deleted\n"
+        "  hint: arrays of JAX's are not copied: do not donate them, or give a copy"
+    )
+    assert message(lambda: batched([np.ones(2)])) == deleted
+    for value, expected in (
+        (given, deleted),
+        ([[1, 2], [3]], "parameter linear.weight has shape (2, 2), found rows of different lengths"),
+        (
+            1j * np.eye(2),
+            "parameter linear.weight is given values of dtype complex128\n  hint: parameters are real numbers",
+        ),
+    ):
+        assert message(lambda value=value: batched([np.ones(2)], {"linear.weight": value})) == expected
 
 
 @pytest.mark.parametrize("dtype", (np.float16, np.float32, np.float64, ">f4"))

@@ -173,6 +173,11 @@ class Batched(Parametrised):
         of lists, tuples and dicts, there is a third result: a list of these structures with gradients.
         """
         instances = _listed(instances)
+        if inputs is not None and not callable(inputs):
+            raise GradientError(
+                f"inputs is {inputs!r}, not a function",
+                hint="it gives the arrays of an instance that gradients are wanted for: inputs=lambda instance: ...",
+            )
         given = [tree_util.tree_flatten(inputs(instance)) for instance in instances] if inputs is not None else []
         wanted = [leaf for leaves, _ in given for leaf in leaves]
         for leaf in wanted:
@@ -410,6 +415,8 @@ def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, 
     """
     if not callable(model):
         raise ProgramError(f"the model is {model!r}, not a function", hint="tp.batch takes a function of one instance")
+    if cells is not None and not isinstance(cells, Mapping):
+        raise ProgramError(f"cells is {cells!r}, without names", hint='give them by name: cells={"leaf": leaf, ...}')
     named = dict(cells or {})
     for name, one in named.items():
         if not isinstance(one, Cell):

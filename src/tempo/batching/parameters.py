@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,8 @@ import numpy as np
 
 import tempo as tp
 from tempo.batching.cell import Cell
-from tempo.batching.trace import Trace
-from tempo.errors import InputError, ShapeError
+from tempo.batching.trace import Trace, can_be_data
+from tempo.errors import DtypeError, InputError, ShapeError
 
 Array = Any
 
@@ -44,8 +44,8 @@ class Parametrised:
         if values is not None:
             return _checked(self._module, values)
         own = self.parameters
-        # Who has that dict may have put something else into it.
-        if own.keys() != self._seen.keys() or any(own[name] is not value for name, value in self._seen.items()):
+        # Who has that dict may have put something else into it, or donated what is there.
+        if own.keys() != self._seen.keys() or any(own[n] is not a or a.is_deleted() for n, a in self._seen.items()):
             own.update(_checked(self._module, own))
             self._seen = dict(own)
         return own
@@ -98,10 +98,26 @@ def _checked(module: tp.nn.Module, values: Mapping[str, Array]) -> dict[str, Arr
     for name, value in values.items():
         if name not in wanted:
             raise InputError(f"there is no parameter {name}", hint=f"there are: {', '.join(wanted) or 'none'}")
-        if np.shape(value) != tuple(wanted[name].shape):
-            raise ShapeError(f"parameter {name} has shape {tuple(wanted[name].shape)}, found {np.shape(value)}")
+        _check_value(name, value, tuple(wanted[name].shape))
     dtypes = {name: np.dtype(wanted[name].dtype or np.float32) for name in wanted}
     return {name: _own(values[name], dtypes[name]) for name in wanted}
+
+
+def _check_value(name: str, value: Any, expected: Sequence[Any]) -> None:
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ShapeError(f"parameter {name} has shape {expected}, found rows of different lengths") from None
+    elif value.is_deleted():
+        raise InputError(
+            f"parameter {name} is an array that JAX has deleted",
+            hint="arrays of JAX's are not copied: do not donate them, or give a copy",
+        )
+    if value.shape != expected:
+        raise ShapeError(f"parameter {name} has shape {expected}, found {value.shape}")
+    if not can_be_data(value.dtype):
+        raise DtypeError(f"parameter {name} is given values of dtype {value.dtype}", hint="parameters are real numbers")
 
 
 def _own(value: Array, dtype: np.dtype[Any]) -> Array:
