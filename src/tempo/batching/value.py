@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tempo as tp
-from tempo.batching.cell import Cell, cell
+from tempo.batching.cell import Cell, cell, local
 from tempo.batching.trace import Kind, kind
 from tempo.errors import ProgramError, ShapeError, user_line
 
@@ -45,6 +45,11 @@ class Tensor(ABC):
     @abstractmethod
     def read(self) -> np.ndarray[Any, Any]:
         """The value as an array of its reader's own, for decisions of the model."""
+
+    def _called(self, cell: Cell, *args: Any) -> Any:
+        """A call of one of the small cells: where the model runs, it is recorded as fast as those of other cells."""
+        recorder = self.recorder
+        return cell(*args) if local.recorder is recorder else recorder.call(cell, args, {})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,7 +141,7 @@ class Tensor(ABC):
                 axis += 1
             # Slices cannot be hashed before Python 3.12.
             parts.append(("slice", part.start, part.stop, part.step) if isinstance(part, slice) else part)
-        return self.recorder.call(_item(tuple(axes), tuple(parts)), (self, *numbers), {})
+        return self._called(_item(tuple(axes), tuple(parts)), self, *numbers)
 
     def _inside(self, number: int, axis: int) -> int:
         """An index, counted from the beginning of an axis."""
@@ -161,13 +166,13 @@ class Tensor(ABC):
         return self
 
     def __neg__(self) -> Any:
-        return self.recorder.call(_operator("neg"), (self,), {})
+        return self._called(_operator("neg"), self)
 
     def __invert__(self) -> Any:
-        return self.recorder.call(_operator("invert"), (self,), {})
+        return self._called(_operator("invert"), self)
 
     def __abs__(self) -> Any:
-        return self.recorder.call(_operator("abs"), (self,), {})
+        return self._called(_operator("abs"), self)
 
     __array_ufunc__ = None
 
@@ -243,12 +248,12 @@ def _binary(name: str) -> None:
     def there(self: Tensor, other: Any) -> Any:
         if isinstance(other, NO_OPERANDS):
             return NotImplemented
-        return self.recorder.call(_operator(name), (self, other), {})
+        return self._called(_operator(name), self, other)
 
     def back(self: Tensor, other: Any) -> Any:
         if isinstance(other, NO_OPERANDS):
             return NotImplemented
-        return self.recorder.call(_operator(name), (other, self), {})
+        return self._called(_operator(name), other, self)
 
     setattr(Tensor, f"__{name}__", there)
     setattr(Tensor, f"__r{name}__", back)
