@@ -19,14 +19,23 @@ import tempo as tp
 from tests.batching import interpreted
 from tests.batching.interpreted import READING, SIZE, STEPS, Box, Decisions, FailedError, Instance, Machine, directly
 
-FEW, MANY = range(4), range(4, 200)
+FEW, MANY = range(4), range(4, 100)
+PLATFORMS = ["cpu", pytest.param("gpu", marks=pytest.mark.slow)]
+"""For a GPU there are other kernels, which this machine's processor can run as well."""
 SEEDS = [*FEW, *(pytest.param(seed, marks=pytest.mark.slow) for seed in MANY)]
 
 machine = Machine(interpreted.CELLS, lambda decide: decide())
 
 
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    found: str = request.param
+    monkeypatch.setattr(jax, "default_backend", lambda: found)
+    return found
+
+
 @cache
-def batched(reads: bool, loss: bool = False) -> tp.batching.Batched:
+def batched(reads: bool, platform: str, loss: bool = False) -> tp.batching.Batched:
     """One for all mini-batches: kernels are few, and what is kept between mini-batches is looked at. Once a model has
     read a value it is run in another way, so that there is one for those that never do."""
     return tp.batch(machine.loss if loss else machine, cells={"mix": interpreted.CELLS["mix"]})
@@ -78,11 +87,11 @@ def numbers(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("reads", [False, True])
-def test_results(seed: int, reads: bool) -> None:
+def test_results(seed: int, reads: bool, platform: str) -> None:
     rng = random.Random(seed)
     instances = some(rng, READING if reads else STEPS)
     values = {"mix.weight": weight(rng)}
-    run = batched(reads)
+    run = batched(reads, platform)
     if rng.random() < 0.5:
         run.parameters = values
     else:
@@ -119,12 +128,12 @@ def test_results(seed: int, reads: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gradients(seed: int) -> None:
+def test_gradients(seed: int, platform: str) -> None:
     """With respect to parameters and to all arrays, of which some are those of several instances."""
     rng = random.Random(seed)
     instances = some(rng, READING, most=4)
     values = weight(rng)
-    run = batched(True, loss=True)
+    run = batched(True, platform, loss=True)
 
     def arrays(one: Instance) -> list[Any]:
         return [piece for piece in one.data if isinstance(piece, np.ndarray)]
@@ -153,10 +162,10 @@ def test_gradients(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_instances_that_fail(seed: int) -> None:
+def test_instances_that_fail(seed: int, platform: str) -> None:
     rng = random.Random(seed)
     instances = some(rng, (*READING, "fail"))
-    run = batched(True)
+    run = batched(True, platform)
     for one, found in zip(instances, run(instances, errors="return"), strict=True):
         try:
             (expected,) = run.one_by_one([one])
@@ -167,7 +176,7 @@ def test_instances_that_fail(seed: int) -> None:
 
 
 @cache
-def weighted() -> tp.batching.Fold:
+def weighted(platform: str) -> tp.batching.Fold:
     """Sums of what children have, of which the place counts, and of what nodes have themselves."""
 
     def inner(children: Any, present: Any, value: Any, flag: Any) -> Any:
@@ -181,9 +190,9 @@ def weighted() -> tp.batching.Fold:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_forests(seed: int) -> None:
+def test_forests(seed: int, platform: str) -> None:
     """Of nodes with several parents, with arrays in all forms, and losses of any nodes."""
-    rng = random.Random(seed)
+    rng, folded = random.Random(seed), weighted(platform)
     size = rng.randint(1, 30)
     inner = rng.randint(0, size - 1)
     children = [[rng.randint(n + 1, size - 1) for _ in range(rng.randint(1, 3))] for n in range(inner)]
@@ -218,19 +227,19 @@ def test_forests(seed: int) -> None:
     chosen = [rng.randrange(size) for _ in range(rng.randint(1, 5))]
     nodes = rng.choice((None, chosen, np.array(chosen, np.uint8)))
     found, numbers_found = states(expected)
-    result = weighted()(forest, nodes=nodes)
+    result = folded(forest, nodes=nodes)
     wanted = range(size) if nodes is None else chosen
     np.testing.assert_allclose(result["sum"], [found[n] for n in wanted], rtol=1e-6)
     np.testing.assert_array_equal(result["number"], [numbers_found[n] for n in wanted])
     result["sum"][...] = 5
-    np.testing.assert_allclose(weighted()(forest, nodes=[0])["sum"], [found[0]], rtol=1e-6)
+    np.testing.assert_allclose(folded(forest, nodes=[0])["sum"], [found[0]], rtol=1e-6)
 
     losses = forest.roots.tolist() if nodes is None else chosen
 
     def loss(rows: Any) -> Any:
         return sum(states(rows)[0][n].sum() * numbers[n] for n in losses) / len(losses)
 
-    mean, _, of_data = weighted().value_and_grad(forest, nodes=nodes, inputs=("value",))
+    mean, _, of_data = folded.value_and_grad(forest, nodes=nodes, inputs=("value",))
     np.testing.assert_allclose(mean, loss(expected), rtol=1e-5)
     # What is linear is known from one row after another.
     for n in rng.sample(range(size), min(size, 3)):
@@ -241,7 +250,7 @@ def test_forests(seed: int) -> None:
 
 def test_mini_batches_in_threads() -> None:
     """Of one model, at the same time."""
-    run = batched(True)
+    run = batched(True, "cpu")
     sets = [some(random.Random(seed), READING) for seed in FEW]
     expected = [run.one_by_one(instances) for instances in sets]
     with ThreadPoolExecutor(4) as pool:
