@@ -31,6 +31,7 @@ def bodies(xp: Any) -> dict[str, Callable[..., Any]]:
         "twice": lambda x: (x, x),
         "largest": lambda x: xp.argmax(x, axis=0),
         "total": lambda x: xp.sum(x),
+        "word": lambda n: n * 2.0 - 1.0,
     }
 
 
@@ -113,6 +114,10 @@ class Machine:
         n = form % SIZE
         ways = (n, np.int64(n), np.array(n, np.uint8), jnp.int32(n), self.cells["largest"](x), np.array(n, ">i4"))
         numbers.append(self.cells["pick"](x, ways[form % len(ways)]))
+
+    def words(self, x: Any, y: Any, s: Any, form: int, vectors: list[Any], numbers: list[Any]) -> None:
+        """Calls with integers alone, of which some are the same."""
+        numbers += [self.cells["word"](n) for n in (form % 4, np.int32(form % 3), 1, np.array(form % 3, ">i8"))]
 
     def operate(self, x: Any, y: Any, s: Any, form: int, vectors: list[Any], numbers: list[Any]) -> None:
         own = self.cells["scale"](x)
@@ -208,7 +213,7 @@ def number(rng: random.Random) -> Any:
     return rng.choice(forms)(float(value))
 
 
-STEPS = ("scale", "join", "mix", "twice", "pick", "operate", "elements")
+STEPS = ("scale", "join", "mix", "twice", "pick", "words", "operate", "elements")
 READING = (*STEPS, "decide", "loop", "side_by_side", "ask")
 
 
