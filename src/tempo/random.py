@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,13 @@ import numpy as np
 from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DomainError, DtypeError
-from tempo.graph.node import Domain, Primitive, Shape, dims_of, shape_symbols, union
+from tempo.graph.node import Primitive, Shape, dims_of, shape_symbols, union
 from tempo.ops.creation import as_shape
 from tempo.ops.elementwise import astype, cos, floor_divide, less, log, mod, sqrt
 from tempo.ops.reduction import argmax
 from tempo.ops.sorting import argsort
 from tempo.source import user_line
-from tempo.symbolic import Dim, Expr
+from tempo.symbolic import Expr, Symbol
 from tempo.tensor import (
     RecurrentTensor,
     ShapeLike,
@@ -36,7 +36,10 @@ from tempo.tensor import (
 
 if TYPE_CHECKING:
     from tempo.backends.jax.padded import Jx, Padded
+    from tempo.program import Program
 
+Steps = Expr | Sequence[Expr]
+"""Over which dims draws differ: dims, or expressions of them."""
 Array = Any
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -120,14 +123,15 @@ RANDOM_BITS = Primitive(
 )
 
 
-def bits(shape: ShapeLike = (), domain: Domain | Dim = (), dtype: DTypeLike = "uint32") -> RecurrentTensor:
+def bits(shape: ShapeLike = (), domain: Steps = (), dtype: DTypeLike = "uint32") -> RecurrentTensor:
     """Random unsigned integers (uint32 or uint64), all values equally likely.
 
     ``domain`` says over which dims the draws differ: one draw for all steps without it, one per step of t
-    with ``domain=(t,)``.
+    with ``domain=(t,)``. In place of a dim, an index expression says which step's draw it is: with
+    ``domain=(t - P,)``, step P has the draw that step 0 has with ``domain=(t,)``.
     """
     program = current_program()
-    point = program.as_domain(domain)
+    point = _point(program, domain)
     sizes = as_shape(shape)
     varying = dims_of(shape_symbols(sizes))
     if varying:
@@ -150,7 +154,19 @@ def bits(shape: ShapeLike = (), domain: Domain | Dim = (), dtype: DTypeLike = "u
     )
 
 
-def _unit(shape: ShapeLike, domain: Domain | Dim, dtype: DTypeLike) -> RecurrentTensor:
+def _point(program: Program, domain: Steps) -> tuple[Expr, ...]:
+    """The coordinates that tell draws apart: dims in the order of their declaration, or expressions of them."""
+    given = tuple(domain) if isinstance(domain, Iterable) else (domain,)
+    steps: list[Expr] = []
+    dims: list[Any] = []
+    for each in given:
+        (steps if isinstance(each, Expr) and not isinstance(each, Symbol) else dims).append(each)
+    program.check_symbols(frozenset().union(*(step.symbols() for step in steps)))
+    program.as_domain(dims)
+    return given
+
+
+def _unit(shape: ShapeLike, domain: Steps, dtype: DTypeLike) -> RecurrentTensor:
     """Uniform in [0, 1), every multiple of the type's precision equally likely."""
     target = dtypes.as_dtype(dtype)
     if not dtypes.is_float(target):
@@ -165,7 +181,7 @@ def _unit(shape: ShapeLike, domain: Domain | Dim, dtype: DTypeLike) -> Recurrent
     return astype(whole, target) * 2.0**-precision
 
 
-def _over(domain: Domain | Dim | None, *parameters: TensorLike) -> Domain | Dim:
+def _over(domain: Steps | None, *parameters: TensorLike) -> Steps:
     """Over which dims draws differ: those asked for, else those that the distribution's parameters vary over."""
     if domain is not None:
         return domain
@@ -174,7 +190,7 @@ def _over(domain: Domain | Dim | None, *parameters: TensorLike) -> Domain | Dim:
 
 def uniform(
     shape: ShapeLike = (),
-    domain: Domain | Dim | None = None,
+    domain: Steps | None = None,
     low: TensorLike = 0.0,
     high: TensorLike = 1.0,
     dtype: DTypeLike = "float32",
@@ -189,7 +205,7 @@ def uniform(
 
 def normal(
     shape: ShapeLike = (),
-    domain: Domain | Dim | None = None,
+    domain: Steps | None = None,
     mean: TensorLike = 0.0,
     std: TensorLike = 1.0,
     dtype: DTypeLike = "float32",
@@ -207,9 +223,7 @@ def normal(
     return standard * std + mean
 
 
-def bernoulli(
-    p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Domain | Dim | None = None
-) -> RecurrentTensor:
+def bernoulli(p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Steps | None = None) -> RecurrentTensor:
     """True with probability ``p``. The shape, and the domain over which draws differ, are those of ``p`` by default."""
     probability = as_tensor(p)
     size: Shape = probability.shape if shape is None else as_shape(shape)
@@ -220,7 +234,7 @@ def randint(
     low: int,
     high: int,
     shape: ShapeLike = (),
-    domain: Domain | Dim = (),
+    domain: Steps = (),
     dtype: DTypeLike = "int32",
 ) -> RecurrentTensor:
     """Integers in ``low .. high - 1``. (Uneven by at most one part in 2**32 / (high - low).)"""
@@ -233,7 +247,7 @@ def randint(
     return astype(drawn, dtype) + low
 
 
-def categorical(logits: TensorLike, domain: Domain | Dim | None = None, axis: int = -1) -> RecurrentTensor:
+def categorical(logits: TensorLike, domain: Steps | None = None, axis: int = -1) -> RecurrentTensor:
     """An index along ``axis``, drawn with probabilities ``softmax(logits)`` (the Gumbel trick).
 
     Draws differ over ``domain``, by default over the domain of the logits.
@@ -247,6 +261,6 @@ def categorical(logits: TensorLike, domain: Domain | Dim | None = None, axis: in
     return argmax(scores - log(-log(drawn * (1 - 2 * half) + half)), axis)
 
 
-def permutation(n: int | Expr, domain: Domain | Dim = (), dtype: DTypeLike = "int32") -> RecurrentTensor:
+def permutation(n: int | Expr, domain: Steps = (), dtype: DTypeLike = "int32") -> RecurrentTensor:
     """A random order of ``0, 1, ..., n - 1``."""
     return astype(argsort(bits(n, domain)), dtype)

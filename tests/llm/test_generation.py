@@ -182,6 +182,19 @@ def test_the_same_seed_gives_the_same_text(model: llm.LanguageModel) -> None:
     assert first == again != other
 
 
+def test_the_same_seed_in_other_company(model: llm.LanguageModel) -> None:
+    """What is drawn for a prompt depends neither on how long the others are, nor on what a session remembers."""
+    prompt, long = PROMPTS[0], RNG.integers(8, VOCABULARY, 40).tolist()
+    options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3}
+    (alone,) = llm.generate(model, prompt, **options)
+    together = llm.generate(model, [prompt, long, prompt], **options)
+    assert together[0] == alone
+    assert together[2] != alone
+    assert llm.generate(model, [long, prompt, prompt], **options)[2] == together[2]
+    session = llm.Session(model)
+    assert [piece.token for piece in session.stream(prompt, **options) if piece.token is not None] == [*alone.tokens]
+
+
 def test_one_program_serves_many_lengths(model: llm.LanguageModel) -> None:
     llm.generate(model, [PROMPTS[0]], max_new_tokens=9, temperature=0.5)
     before = len(model._runs)

@@ -453,6 +453,40 @@ def test_random_draws_are_those_of_the_reference(backend: str) -> None:
     assert run(seed=8).bits.tolist() != expected.bits.tolist()
 
 
+@backends
+def test_draws_of_other_steps(backend: str) -> None:
+    """In place of a dim, an expression says which step's draw it is."""
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        p, P = prog.dim("p")
+        drawn = [
+            tp.random.bits(domain=steps)
+            for steps in ((b, t), (b, t - P), (b, T - 1 - t), (t // 2, b), tp.min(t, P), t - P)
+        ]
+        later = tp.random.categorical(tp.zeros((1000,)), domain=t + 1)
+        s = prog.recurrent("s", domain=(b, t), dtype="uint32")
+        s[b, -1] = 0
+        s[b, t] = s[b, t - 1] * 3 + drawn[1]
+        prog.output("s", s)
+        for n, each in enumerate(drawn):
+            prog.output(f"bits{n}", each)
+        prog.output("later", later)
+        prog.input("given", domain=p)
+    for bounds in ({B: 2, T: 9, P: 3}, {B: 1, T: 4, P: 3}):
+        found, expected = prog.compile(bounds, backend, seed=7)(given=[0] * 3), prog.evaluate(bounds, 7, given=[0] * 3)
+        for name, array in expected.outputs.items():
+            assert found[name].tolist() == array.tolist(), name
+    # A step's draw is that of the point, whatever the dim is called there: a program of the same operations.
+    with tp.Program() as plain:
+        b, B = plain.dim("b")
+        t, T = plain.dim("t")
+        tp.random.bits(domain=(b, t))
+        plain.output("bits", tp.random.bits(domain=(b, t)))
+    run = prog.compile({"B": 2, "T": 9, "P": 3}, backend, seed=7)(given=[0] * 3)
+    assert run.bits1[:, 3:].tolist() == plain.compile({B: 2, T: 6}, backend, seed=7)().bits.tolist()
+
+
 # -- explanations ---------------------------------------------------------------------------------------------------
 
 

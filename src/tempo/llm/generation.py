@@ -135,7 +135,8 @@ def program(model: LanguageModel, kind: Kind) -> tp.Program:
         if "repetition_penalty" in numbers:
             counts = tp.arange(t + 1) >= start
             weighed = sampling.penalised(logits, tokens[b, 0 : t + 1], counts, numbers["repetition_penalty"])
-        chosen = sampling.choose(weighed, numbers, (b, t))
+        # Counted from the first new token: how long the other prompts are, or what a session remembers, says nothing.
+        chosen = sampling.choose(weighed, numbers, (b, t + 1 - given))
         if kind.past and "repetition_penalty" in numbers:
             tokens[t < Q] = prog.input("past_tokens", domain=(b, q), dtype="int32")[b, t]
         # Nothing else reads the tokens of the past: any will do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
@@ -97,8 +97,11 @@ def penalised(logits: Tensor, tokens: Tensor, counts: Tensor, penalty: Tensor) -
     return tp.where(occurred, tp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def choose(logits: Tensor, numbers: dict[str, Tensor], domain: tuple[tp.Dim, ...]) -> Tensor:
-    """One token for logits (vocabulary,), by the numbers given; the most likely one without a temperature."""
+def choose(logits: Tensor, numbers: dict[str, Tensor], domain: Sequence[Any]) -> Tensor:
+    """One token for logits (vocabulary,), by the numbers given; the most likely one without a temperature.
+
+    ``domain`` says which draws are used, as for all random numbers.
+    """
     if "temperature" not in numbers:
         return tp.argmax(logits)
     # With the greatest at 0, a small temperature sends the others to minus infinity, and none to infinity.
