@@ -243,6 +243,36 @@ def test_no_weights(copy: Callable[..., Path]) -> None:
         open_weights(directory)
 
 
+def test_shards_without_their_index(copy: Callable[..., Path]) -> None:
+    directory = copy("llama-tied", "bfloat16", "10KB")
+    (directory / "model.safetensors.index.json").unlink()
+    first = min(path.name for path in directory.glob("*.safetensors"))
+    with fails(
+        directory,
+        "there are no weights in 'DIR': neither 'model.safetensors' nor 'model.safetensors.index.json'",
+        f"  hint: '{first}' is one of several files, and 'model.safetensors.index.json' says which tensors they have: "
+        "download that, too",
+    ):
+        open_weights(directory)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("gpt2", "transformer.wte"), ("llama-tied", "model.embed_tokens")])
+def test_a_head_that_is_not_the_embedding(kind: str, name: str, copy: Callable[..., Path]) -> None:
+    """transformers 4 ignores such a head, 5 takes it: either may be what somebody means."""
+    directory = copy(kind)
+    rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": tensors[f"{name}.weight"] + 1}))
+    with fails(
+        directory,
+        f"'DIR/model.safetensors' has a tensor 'lm_head.weight' that is not '{name}.weight', and config.json says that "
+        "they are one",
+        '  hint: write "tie_word_embeddings": false into config.json if the model is to have this head',
+    ):
+        open_weights(directory)
+    change_json(directory / "config.json", tie_word_embeddings=False)
+    weights = open_weights(directory)
+    np.testing.assert_array_equal(weights.parameters["head.weight"], weights[f"{name}.weight"] + 1)
+
+
 def test_a_tensor_is_missing(copy: Callable[..., Path]) -> None:
     directory = copy("llama")
     rewrite(directory, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))

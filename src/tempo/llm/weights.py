@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 import tempo as tp
 from tempo.errors import ModelError
 from tempo.llm.config import Config
@@ -15,6 +17,7 @@ from tempo.llm.parameters import Place, expected, places
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_CONFIG = "config.json must be the one that the weights were saved with"
+_HEAD = "lm_head.weight"
 _FLOATS = (tp.float32, tp.float16, tp.bfloat16)
 
 # Masks and frequencies that older versions of transformers saved, and every model can make itself.
@@ -49,6 +52,9 @@ class Weights(Mapping[str, Array]):
         _check_names(self.directory, stored, needed, config)
         for name, shape in needed.items():
             _check(name, stored[name], shape)
+        if config.tied and _HEAD in stored:
+            (embedding,) = places(config)["embedding.weight"].names
+            _check_tied(stored[_HEAD], stored[embedding], embedding)
         self._arrays = {name: stored[name].array for name in needed}
         self.parameters = _Parameters(places(config), self._arrays)
 
@@ -88,14 +94,22 @@ def _stored(directory: Path) -> dict[str, _Stored]:
         return {name: _Stored(single, array) for name, array in map_safetensors(single).items()}
     if index.is_file():
         return _shards(index)
-    others = sorted(path.name for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf") for path in directory.glob(pattern))
     raise ModelError(
-        f"there are no weights in '{directory}': neither '{_SINGLE}' nor '{_INDEX}'",
-        hint=f"Tempo does not read the format of '{others[0]}': load the model with Hugging Face transformers, then "
-        f"save it with model.save_pretrained(...)"
-        if others
-        else "name the directory of a checkpoint as Hugging Face transformers saves it",
+        f"there are no weights in '{directory}': neither '{_SINGLE}' nor '{_INDEX}'", hint=_instead(directory)
     )
+
+
+def _instead(directory: Path) -> str:
+    """What to do where there are no weights, by what there is."""
+    if shards := sorted(path.name for path in directory.glob("model-*-of-*.safetensors")):
+        return f"'{shards[0]}' is one of several files, and '{_INDEX}' says which tensors they have: download that, too"
+    formats = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.safetensors")
+    if others := sorted(path.name for pattern in formats for path in directory.glob(pattern)):
+        return (
+            f"Tempo does not read the format of '{others[0]}': load the model with Hugging Face transformers, then "
+            f"save it with model.save_pretrained(...)"
+        )
+    return "name the directory of a checkpoint as Hugging Face transformers saves it"
 
 
 def _shards(index: Path) -> dict[str, _Stored]:
@@ -142,7 +156,7 @@ def _check_names(directory: Path, stored: Mapping[str, _Stored], needed: Mapping
             f"config.json describes",
             hint=_OTHER_CONFIG,
         )
-    known = {*needed, "lm_head.weight"} if config.tied else needed.keys()
+    known = {*needed, _HEAD} if config.tied else needed.keys()
     # Not to be ignored: a bias that the configuration does not mention would change every result.
     other = [name for name in stored if name not in known and not _HARMLESS.search(name)]
     if other:
@@ -163,6 +177,18 @@ def _check(name: str, tensor: _Stored, shape: tuple[int, ...]) -> None:
         raise ModelError(
             f"tensor '{name}' in '{tensor.path}' is {tensor.array.dtype.name}, which is not supported for weights",
             hint=f"take the checkpoint of the same model in {', '.join(dtype.name for dtype in _FLOATS)}",
+        )
+
+
+def _check_tied(head: _Stored, embedding: _Stored, name: str) -> None:
+    """Many files have the embedding twice, which is well; what is another head, training or merging made so."""
+    a, b = head.array, embedding.array
+    # Not all at once: a comparison makes an array as long, of a file that is only mapped.
+    step = 1024
+    if a.shape != b.shape or not all(np.array_equal(a[n : n + step], b[n : n + step]) for n in range(0, len(a), step)):
+        raise ModelError(
+            f"'{head.path}' has a tensor '{_HEAD}' that is not '{name}', and config.json says that they are one",
+            hint='write "tie_word_embeddings": false into config.json if the model is to have this head',
         )
 
 
