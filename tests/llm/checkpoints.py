@@ -36,6 +36,12 @@ _LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": CONTEXT // 4,
+}
 
 # By the name of a kind: the architecture, and the fields of its configuration.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +54,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("Llama", {**_ROTARY, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {**_ROTARY, "sliding_window": 8}),
     "qwen2": ("Qwen2", {**_ROTARY, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {**_ROTARY, "head_dim": 16, "rope_parameters": _YARN}),
 }
 
 

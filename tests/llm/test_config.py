@@ -10,7 +10,7 @@ import pytest
 
 import tempo as tp
 from tempo.llm import Config
-from tempo.nn import Llama3Scaling
+from tempo.nn import LinearScaling, Llama3Scaling, YarnScaling
 from tests.llm.checkpoints import CONTEXT
 from tests.llm.common import change_json, fails
 
@@ -78,6 +78,7 @@ CONFIGS = {
     "llama-biased": replace(LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True),
     "mistral": replace(LLAMA, architecture="mistral", windows=(8, 8)),
     "qwen2": replace(LLAMA, architecture="qwen2", windows=(None, 8), qkv_bias=True),
+    "qwen3": replace(LLAMA, architecture="qwen3", head_size=16, rope_scaling=YarnScaling(4.0, 40), qk_norm=True),
 }
 
 
@@ -174,6 +175,28 @@ def test_llama_3_scaling_is_by_default_from_the_whole_context(tmp_path: Path) ->
     assert scaling is not None and scaling.original_max_position_embeddings == 131072
 
 
+def test_other_scalings(tmp_path: Path) -> None:
+    def scaling(**rope: Any) -> Any:
+        return load(tmp_path, {**QWEN2, "max_position_embeddings": 32768, "rope_scaling": rope}).rope_scaling
+
+    assert scaling(type="linear", factor=4.0) == LinearScaling(4.0)
+    assert scaling(type="default") is None
+    assert scaling(type="yarn", factor=4.0) == YarnScaling(4.0, 32768)
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 8192, "beta_fast": 16, "truncate": False}
+    assert scaling(**yarn, attention_factor=1.5) == YarnScaling(4.0, 8192, 16.0, 1.0, 1.5, False)
+    assert scaling(**yarn, mscale=0.5, mscale_all_dim=2).amplitude == pytest.approx(1.0693147 / 1.2772589)
+
+
+def test_scalings_that_were_added_by_hand(tmp_path: Path) -> None:
+    """As transformers reads them: over what it has written itself, and with the original context outside."""
+    written = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    added = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert load(tmp_path, {**QWEN2, **written}).rope_theta == 5000.0
+    assert load(tmp_path, {**QWEN2, **written, **added}).rope_scaling == LinearScaling(2.0)
+    scaling = load(tmp_path, {**LLAMA32, "original_max_position_embeddings": 4096}).rope_scaling
+    assert scaling == Llama3Scaling(32.0, 1.0, 4.0, 4096)
+
+
 def test_the_generation_config_has_the_last_word_on_the_end_of_text(tmp_path: Path) -> None:
     assert load(tmp_path, LLAMA32, {"eos_token_id": [128001, 128008, 128009]}).end_of_text == (128001, 128008, 128009)
     assert load(tmp_path, LLAMA32, {"eos_token_id": 5}).end_of_text == (5,)
@@ -195,9 +218,20 @@ def test_windows_of_qwen2(tmp_path: Path) -> None:
     used = {**QWEN2, "use_sliding_window": True}
     assert load(tmp_path, used).windows == (None,) * 30 + (512,) * 2
     assert load(tmp_path, {**used, "max_window_layers": 0}).windows == (512,) * 32
+    assert load(tmp_path, {**used, "max_window_layers": 0, "sliding_window": None}).windows == (None,) * 32
     kinds = ["sliding_attention", "full_attention"] * 16
     assert load(tmp_path, {**used, "layer_types": kinds}).windows == (512, None) * 16
     assert load(tmp_path, {**QWEN2, "layer_types": kinds}).windows == (None,) * 32
+
+
+def test_qwen3(tmp_path: Path) -> None:
+    fields = {**QWEN2, "model_type": "qwen3", "attention_bias": True}
+    config = load(tmp_path, fields)
+    assert (config.head_size, config.qk_norm) == (128, True)
+    assert (config.qkv_bias, config.output_bias, config.windows) == (True, True, (None,) * 32)
+    # Not the width by the number of heads, as in its relatives.
+    assert load(tmp_path, {**fields, "hidden_size": 1024}).head_size == 128
+    assert load(tmp_path, {**fields, "head_dim": 64}).head_size == 64
 
 
 def test_gpt2_without_what_is_usual(tmp_path: Path) -> None:
@@ -215,7 +249,7 @@ def test_gpt2_without_what_is_usual(tmp_path: Path) -> None:
         "vocab_size": 50257,
     }
     config = load(tmp_path, fields)
-    assert (config.hidden, config.activation, config.tied, config.dtype) == (1000, "gelu", False, tp.float32)
+    assert (config.hidden, config.activation, config.tied, config.dtype) == (1000, "gelu", False, None)
     assert load(tmp_path, {**fields, "n_inner": None, "tie_word_embeddings": ...}) == replace(
         config, hidden=3072, tied=True
     )
@@ -313,7 +347,7 @@ DTYPES = "  hint: take the checkpoint of the same model in float32, float16, bfl
         (
             {"model_type": "mamba"},
             "'DIR/config.json' describes a model of architecture 'mamba', which is not supported",
-            "  hint: the supported ones are gpt2, llama, mistral, qwen2",
+            "  hint: the supported ones are gpt2, llama, mistral, qwen2, qwen3",
         ),
         (
             {"quantization_config": {"bits": 4}},
@@ -321,18 +355,23 @@ DTYPES = "  hint: take the checkpoint of the same model in float32, float16, bfl
             DTYPES,
         ),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "'DIR/config.json' has rope_scaling.type = \"yarn\", which is not supported",
-            "  hint: the supported types are default, llama3",
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "'DIR/config.json' has rope_scaling.type = \"dynamic\", which is not supported",
+            "  hint: the supported types are default, linear, llama3, yarn",
         ),
         (
-            {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
-            "'DIR/config.json' has rope_parameters.rope_type = \"linear\", which is not supported",
-            "  hint: the supported types are default, llama3",
+            {"rope_scaling": ..., "rope_parameters": {"rope_type": "longrope", "factor": 4.0}},
+            "'DIR/config.json' has rope_parameters.rope_type = \"longrope\", which is not supported",
+            "  hint: the supported types are default, linear, llama3, yarn",
         ),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             "'DIR/config.json' has rope_parameters.partial_rotary_factor = 0.5, which is not supported",
+            "  hint: rotary positions turn whole heads: 1.0",
+        ),
+        (
+            {"partial_rotary_factor": 0.5},
+            "'DIR/config.json' has partial_rotary_factor = 0.5, which is not supported",
             "  hint: rotary positions turn whole heads: 1.0",
         ),
         (

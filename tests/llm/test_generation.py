@@ -15,6 +15,7 @@ from tempo import llm
 from tempo.llm.generation import rounded
 from tempo.llm.text import Text
 from tests.llm.checkpoints import CONTEXT, KINDS, VOCABULARY
+from tests.llm.common import change_json
 
 Checkpoint = Callable[..., tuple[Path, Any]]
 RNG = np.random.default_rng(0)
@@ -61,6 +62,13 @@ def test_bfloat16(checkpoint: Checkpoint) -> None:
         logits = torch.log_softmax(reference(torch.tensor([PROMPTS[1]])).logits[0].float(), -1)
     expected = logits[:-1].gather(1, torch.tensor(PROMPTS[1])[1:, None])[:, 0].numpy()
     np.testing.assert_allclose(score.logprobs, expected, atol=0.1)
+
+
+def test_without_a_dtype_it_is_that_of_the_weights(copy: Callable[..., Path]) -> None:
+    directory = copy("llama", "bfloat16")
+    change_json(directory / "config.json", dtype=...)
+    assert llm.load(directory).dtype == tp.bfloat16
+    assert llm.load(directory, dtype="float32").dtype == tp.float32
 
 
 @pytest.fixture(scope="module")

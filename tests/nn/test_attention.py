@@ -26,6 +26,11 @@ def reference(heads, kv_heads, head_size, window=T, sinks=0, rope=None, scale=No
         else:
             q, k, v = (project(name, x) for name in ("q_proj", "k_proj", "v_proj"))
         q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
+        if "q_norm.weight" in weights:
+            q, k = (
+                torch.nn.functional.rms_norm(y, (head_size,), weights[f"{name}.weight"], 1e-6)
+                for y, name in ((q, "q_norm"), (k, "k_norm"))
+            )
         query, key = torch.arange(T)[:, None], torch.arange(T)
         first = torch.zeros(B, 1, 1, 1) if start is None else start[:, 0, None, None, None]
         seen = (key <= query) & (key >= first) & ((key > query - window) | (key < first + sinks))
@@ -61,6 +66,16 @@ def test_one_product_for_queries_keys_and_values():
         reference(4, 2, 3),
         numbers(B, T, 6),
         call=attend,
+    )
+
+
+def test_queries_and_keys_with_norms():
+    agree(
+        nn.Attention(6, 2, 1, 4, rope=nn.RoPE(4, 100.0), q_norm=nn.RMSNorm(4), k_norm=nn.RMSNorm(4)),
+        reference(2, 1, 4, rope=100.0),
+        numbers(B, T, 6),
+        call=attend,
+        tolerance=1e-5,
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any, Literal
 
 import tempo as tp
 from tempo.errors import ModelError
 from tempo.llm.files import Fields, PathLike, read_fields
-from tempo.nn import Llama3Scaling
+from tempo.nn import LinearScaling, Llama3Scaling, Scaling, YarnScaling
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
@@ -53,7 +54,7 @@ class Config:
     """Whether an MLP is ``down(activation(gate(x)) * up(x))``; otherwise ``down(activation(up(x)))``."""
     rope_theta: float | None
     """The base of rotary positions; None where positions are learned embeddings instead."""
-    rope_scaling: Llama3Scaling | None
+    rope_scaling: Scaling | None
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -61,10 +62,12 @@ class Config:
     """Whether the head is the token embedding."""
 
     dtype: Any
-    """The dtype that the checkpoint is meant to be computed in."""
+    """The dtype that the checkpoint is meant to be computed in; None for that of its weights."""
     beginning_of_text: int | None
     end_of_text: tuple[int, ...]
     """Tokens that end a generated text."""
+    qk_norm: bool = False
+    """Whether the queries and keys of each head are normalised, before their positions."""
 
     @staticmethod
     def load(directory: PathLike) -> Config:
@@ -135,17 +138,29 @@ def _llama(fields: Fields) -> Config:
 
 def _mistral(fields: Fields) -> Config:
     config = _rotary(fields)
-    # Without the field, transformers takes 4096; null means that there is no window.
-    unlimited = "sliding_window" in fields.values and "sliding_window" not in fields
-    window = None if unlimited else fields.size("sliding_window", 4096)
-    return replace(config, windows=(window,) * config.layers)
+    return replace(config, windows=(_window(fields),) * config.layers)
 
 
 def _qwen2(fields: Fields) -> Config:
-    config = replace(_rotary(fields), qkv_bias=True)
-    if not fields.flag("use_sliding_window"):
+    return _windowed(fields, replace(_rotary(fields), qkv_bias=True))
+
+
+def _qwen3(fields: Fields) -> Config:
+    bias = fields.flag("attention_bias")
+    return _windowed(fields, replace(_rotary(fields, 128), qkv_bias=bias, output_bias=bias, qk_norm=True))
+
+
+def _window(fields: Fields) -> int | None:
+    # Without the field, transformers takes 4096; null means that there is no window.
+    unlimited = "sliding_window" in fields.values and "sliding_window" not in fields
+    return None if unlimited else fields.size("sliding_window", 4096)
+
+
+def _windowed(fields: Fields, config: Config) -> Config:
+    """With windows in those layers that Qwen has them in."""
+    window = _window(fields) if fields.flag("use_sliding_window") else None
+    if window is None:
         return config
-    window = fields.size("sliding_window", 4096)
     if "layer_types" in fields:
         kinds = fields.values["layer_types"]
         known = {"full_attention": None, "sliding_attention": window}
@@ -161,24 +176,27 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Config]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
+    "qwen3": _qwen3,
 }
 
 
-def _rotary(fields: Fields) -> Config:
-    """What Llama and its relatives have in common."""
+def _rotary(fields: Fields, head_size: int | None = None) -> Config:
+    """What Llama and its relatives have in common. ``head_size`` is the architecture's, if it has one of its own."""
     heads, layers, context = (
         fields.size(name) for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings")
     )
     kv_heads = fields.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.unexpected("num_key_value_heads", f"a divisor of num_attention_heads, which is {heads}")
-    head_size = (
-        fields.size("head_dim") if "head_dim" in fields else _share(fields, "hidden_size", "num_attention_heads")
-    )
+    if "head_dim" in fields or head_size is None:
+        head_size = (
+            fields.size("head_dim") if "head_dim" in fields else _share(fields, "hidden_size", "num_attention_heads")
+        )
     if head_size % 2:
         raise ModelError(f"'{fields.path}' has heads of size {head_size}: rotary positions need an even size")
-    # transformers 5 writes rope_parameters; 4 writes rope_theta, and rope_scaling where there is one.
-    rope = fields.inside("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
+    # transformers 5 writes rope_parameters; 4 writes rope_theta, and rope_scaling where there is one. Where somebody
+    # has added that to what 5 wrote, it is what transformers takes.
+    rope = fields.inside("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
     return Config(
         architecture=fields.text("model_type"),
         layers=layers,
@@ -195,7 +213,7 @@ def _rotary(fields: Fields) -> Config:
         activation=_activation(fields, "hidden_act"),
         gated=True,
         rope_theta=(rope if "rope_theta" in rope else fields).number("rope_theta", 10000.0),
-        rope_scaling=_rope_scaling(rope, context),
+        rope_scaling=_rope_scaling(rope, fields),
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
@@ -206,24 +224,43 @@ def _rotary(fields: Fields) -> Config:
     )
 
 
-def _rope_scaling(rope: Fields, context: int) -> Llama3Scaling | None:
-    if rope.number("partial_rotary_factor", 1) != 1:
-        raise rope.unsupported("partial_rotary_factor", "rotary positions turn whole heads: 1.0")
+def _rope_scaling(rope: Fields, fields: Fields) -> Scaling | None:
+    for where in (rope, fields):
+        if where.number("partial_rotary_factor", 1) != 1:
+            raise where.unsupported("partial_rotary_factor", "rotary positions turn whole heads: 1.0")
     name = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(name, "default")
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise rope.unsupported(name, "the supported types are default, llama3")
-    scaling = Llama3Scaling(
-        rope.number("factor"),
-        rope.number("low_freq_factor"),
-        rope.number("high_freq_factor"),
-        rope.size("original_max_position_embeddings", context),
-    )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise rope.unexpected("high_freq_factor", f"more than low_freq_factor, which is {scaling.low_freq_factor}")
-    return scaling
+    if kind not in _SCALINGS:
+        raise rope.unsupported(name, f"the supported types are {', '.join(_SCALINGS)}")
+    original = "original_max_position_embeddings"
+    context = (fields if original in fields else rope).size(original, fields.size("max_position_embeddings"))
+    return _SCALINGS[kind](rope, context, fields.size("max_position_embeddings"))
+
+
+def _llama3(rope: Fields, original: int, _: int) -> Llama3Scaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.unexpected("high_freq_factor", f"more than low_freq_factor, which is {low}")
+    return Llama3Scaling(rope.number("factor"), low, high, original)
+
+
+def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
+    factor = rope.number("factor", context / original)
+    amplitude = rope.number("attention_factor") if "attention_factor" in rope else None
+    if amplitude is None and "mscale" in rope and "mscale_all_dim" in rope:
+        above, below = (0.1 * rope.number(name) * log(max(factor, 1)) + 1 for name in ("mscale", "mscale_all_dim"))
+        amplitude = above / below
+    fast, slow = rope.number("beta_fast", 32), rope.number("beta_slow", 1)
+    return YarnScaling(factor, original, fast, slow, amplitude, rope.flag("truncate", True))
+
+
+# By type: what the fields of rotary positions say, the context that was trained with, and the one there is now.
+_SCALINGS: dict[str, Callable[[Fields, int, int], Scaling | None]] = {
+    "default": lambda rope, original, context: None,
+    "linear": lambda rope, original, context: LinearScaling(rope.number("factor")),
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
 
 
 def _share(fields: Fields, whole: str, parts: str) -> int:
@@ -240,9 +277,11 @@ def _activation(fields: Fields, name: str) -> Activation:
 
 def _dtype(fields: Fields) -> Any:
     name = "dtype" if "dtype" in fields else "torch_dtype"
-    if fields.text(name, "float32") not in _DTYPES:
+    if name not in fields:
+        return None
+    if fields.text(name) not in _DTYPES:
         raise fields.unsupported(name, _FLOATS)
-    return _DTYPES[fields.text(name, "float32")]
+    return _DTYPES[fields.text(name)]
 
 
 def _beginning_of_text(fields: Fields) -> int | None:

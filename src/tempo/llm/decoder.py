@@ -32,7 +32,7 @@ class Decoder(nn.Module):
         else:
             rope = nn.RoPE(config.head_size, config.rope_theta, config.rope_scaling)
         self.layers = [Layer(config, window, rope) for window in config.windows]
-        self.norm = _norm(config)
+        self.norm = _norm(config, config.width)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
@@ -66,7 +66,7 @@ class Layer(nn.Module):
     """Attention and a feed-forward network, each on what is normalised, each added: shape (width,), kept."""
 
     def __init__(self, config: Config, window: int | None, rope: nn.RoPE | None) -> None:
-        self.attention_norm = _norm(config)
+        self.attention_norm = _norm(config, config.width)
         self.attention = nn.Attention(
             config.width,
             config.heads,
@@ -77,8 +77,10 @@ class Layer(nn.Module):
             bias=config.qkv_bias,
             out_bias=config.output_bias,
             fused=True,
+            q_norm=_norm(config, config.head_size) if config.qk_norm else None,
+            k_norm=_norm(config, config.head_size) if config.qk_norm else None,
         )
-        self.mlp_norm = _norm(config)
+        self.mlp_norm = _norm(config, config.width)
         sizes, activation = (config.width, config.hidden, config.mlp_bias), ACTIVATIONS[config.activation]
         self.mlp = nn.SwiGLU(*sizes, activation, fused=True) if config.gated else FeedForward(*sizes, activation)
 
@@ -108,9 +110,9 @@ class FeedForward(nn.Module):
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
-def _norm(config: Config) -> nn.LayerNorm | nn.RMSNorm:
+def _norm(config: Config, size: int) -> nn.LayerNorm | nn.RMSNorm:
     make = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-    return make(config.width, config.norm_epsilon)
+    return make(size, config.norm_epsilon)
 
 
 def _after(before: Tensor, own: Tensor, t: tp.Dim) -> Tensor:

@@ -30,7 +30,8 @@ class LanguageModel:
         """``parameters`` by the names of ``Decoder``. Programs are compiled for a ``device``, and within ``memory``."""
         self.config = config
         self.decoder = Decoder(config)
-        self.dtype = config.dtype if dtype is None else as_float(dtype)
+        named = config.dtype if dtype is None else dtype
+        self.dtype = as_float(parameters["embedding.weight"].dtype if named is None else named)
         self.tokenizer = tokenizer
         self.device = device
         self.memory = memory

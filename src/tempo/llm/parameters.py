@@ -7,6 +7,7 @@ The names are those that ``tempo.nn`` gives: a decoder whose attributes are call
     layers.0.attention_norm.weight     (width,)
     layers.0.attention.qkv_proj.weight ((heads + 2 * kv_heads) * head_size, width)
     layers.0.attention.o_proj.weight   (width, heads * head_size)
+    layers.0.attention.q_norm.weight   (head_size,)                      and k_norm, where queries and keys have norms
     layers.0.mlp_norm.weight           (width,)
     layers.0.mlp.gate_up_proj.weight   (2 * hidden, width)               gated MLPs only
     layers.0.mlp.up_proj.weight        (hidden, width)                   others
@@ -69,6 +70,8 @@ def shapes(config: Config) -> dict[str, Shape]:
         add(f"layers.{l}.attention_norm", width, bias=centred)
         add(f"layers.{l}.attention.qkv_proj", queries + 2 * keys, width, bias=config.qkv_bias)
         add(f"layers.{l}.attention.o_proj", width, queries, bias=config.output_bias)
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            add(f"layers.{l}.attention.{name}", config.head_size, bias=centred)
         add(f"layers.{l}.mlp_norm", width, bias=centred)
         if config.gated:
             add(f"layers.{l}.mlp.gate_up_proj", 2 * hidden, width, bias=config.mlp_bias)
@@ -99,13 +102,15 @@ _LLAMA = {
     "layers.*.attention_norm": "model.layers.*.input_layernorm",
     "layers.*.attention.qkv_proj": "model.layers.*.self_attn.{q,k,v}_proj",
     "layers.*.attention.o_proj": "model.layers.*.self_attn.o_proj",
+    "layers.*.attention.q_norm": "model.layers.*.self_attn.q_norm",
+    "layers.*.attention.k_norm": "model.layers.*.self_attn.k_norm",
     "layers.*.mlp_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.mlp.gate_up_proj": "model.layers.*.mlp.{gate,up}_proj",
     "layers.*.mlp.down_proj": "model.layers.*.mlp.down_proj",
     "norm": "model.norm",
     "head": "lm_head",
 }
-_MODULES = {"gpt2": _GPT2, "llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA}
+_MODULES = {"gpt2": _GPT2, "llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
 
 
 def places(config: Config) -> dict[str, Place]:

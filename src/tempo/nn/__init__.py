@@ -14,7 +14,7 @@ from tempo.nn.mlp import MLP, SwiGLU
 from tempo.nn.module import Module, Parameter
 from tempo.nn.norm import LayerNorm, RMSNorm
 from tempo.nn.recurrent import GRUCell, LSTMCell
-from tempo.nn.rope import Llama3Scaling, RoPE
+from tempo.nn.rope import LinearScaling, Llama3Scaling, RoPE, Scaling, YarnScaling
 
 __all__ = [
     "MLP",
@@ -27,12 +27,15 @@ __all__ = [
     "LSTMCell",
     "LayerNorm",
     "Linear",
+    "LinearScaling",
     "Llama3Scaling",
     "Module",
     "Parameter",
     "RMSNorm",
     "RoPE",
+    "Scaling",
     "SwiGLU",
+    "YarnScaling",
     "cross_entropy",
     "init",
 ]

@@ -22,7 +22,8 @@ class Attention(Module):
     Parameters: those of q_proj, ``Linear(size, heads * head_size)``, k_proj and v_proj,
     ``Linear(size, kv_heads * head_size)``, and o_proj, ``Linear(heads * head_size, size)``. With ``fused``, the first
     three are qkv_proj, ``Linear(size, (heads + 2 * kv_heads) * head_size)``: one product in place of three, which for
-    a few tokens at a time is faster.
+    a few tokens at a time is faster. And those of ``q_norm`` and ``k_norm``, modules that queries and keys, (heads or
+    kv_heads, head_size), go through before ``rope``, such as ``RMSNorm(head_size)``.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Attention(Module):
         bias: bool = False,
         out_bias: bool | None = None,
         fused: bool = False,
+        q_norm: Module | None = None,
+        k_norm: Module | None = None,
     ) -> None:
         if head_size is None and size % heads:
             raise wrong(self, f"{size} features do not divide into {heads} heads", "give head_size=...")
@@ -62,6 +65,8 @@ class Attention(Module):
             self.k_proj = Linear(size, self.kv_heads * self.head_size, bias)
             self.v_proj = Linear(size, self.kv_heads * self.head_size, bias)
         self.o_proj = Linear(self.heads * self.head_size, size, bias if out_bias is None else out_bias)
+        self.q_norm: Any = q_norm
+        self.k_norm: Any = k_norm
 
     def __call__(
         self, x: tp.RecurrentTensor, t: tp.Dim, start: tp.RecurrentTensor | None = None, position: Any = None
@@ -82,6 +87,8 @@ class Attention(Module):
     def states(self, x: tp.RecurrentTensor, position: Any) -> tuple[tp.RecurrentTensor, tp.RecurrentTensor]:
         """What other steps see of this one: its keys and its values, each (kv_heads, head_size)."""
         k, v = self._heads(x, "k"), self._heads(x, "v")
+        if self.k_norm is not None:
+            k = self.k_norm(k)
         return (k if self.rope is None else self.rope(k, position)), v
 
     def _heads(self, x: tp.RecurrentTensor, kind: str) -> tp.RecurrentTensor:
@@ -106,6 +113,8 @@ class Attention(Module):
         """What step t sees of the keys and the values of all steps: a way to attend to more than ``states`` gives,
         such as the end of an earlier sequence."""
         q = self._heads(x, "q")
+        if self.q_norm is not None:
+            q = self.q_norm(q)
         if self.rope is not None:
             q = self.rope(q, t if position is None else position)
         ranges = self._ranges(t, start)

@@ -15,9 +15,32 @@ from tempo.nn.module import Module
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class Scaling:
+    """How RoPE is stretched to contexts longer than the one a model was trained with: other frequencies, and a factor
+    for the turned features."""
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    def __call__(self, frequencies: Array) -> Array:
+        """What becomes of frequencies, from the highest to the lowest."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Llama3Scaling:
-    """How Llama 3 stretches RoPE to contexts longer than ``original_max_position_embeddings``.
+class LinearScaling(Scaling):
+    """All waves become ``factor`` times longer."""
+
+    factor: float
+
+    def __call__(self, frequencies: Array) -> Array:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(Scaling):
+    """How Llama 3 does it, from a context of ``original_max_position_embeddings``.
 
     Waves that fit into the original context less than ``low_freq_factor`` times become ``factor`` times longer, those
     that fit more than ``high_freq_factor`` times stay, and those between are interpolated.
@@ -34,6 +57,43 @@ class Llama3Scaling:
         return frequencies * (kept + (1 - kept) / self.factor)
 
 
+@dataclass(frozen=True)
+class YarnScaling(Scaling):
+    """YaRN (Peng et al., 2023), from a context of ``original_max_position_embeddings``.
+
+    Waves that fit into the original context less than ``beta_slow`` times become ``factor`` times longer, those that
+    fit more than ``beta_fast`` times stay, and those between are interpolated by their number (from a whole one to a
+    whole one with ``truncate``). Features are multiplied by ``attention_factor``, by default ``0.1 * log(factor) + 1``.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def amplitude(self) -> float:
+        return 0.1 * math.log(max(self.factor, 1)) + 1 if self.attention_factor is None else self.attention_factor
+
+    def __call__(self, frequencies: Array) -> Array:
+        numbers = np.arange(len(frequencies))
+        first, last = self._number(frequencies, self.beta_fast), self._number(frequencies, self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
+        longer: Array = np.clip((numbers - first) / (last - first or 0.001), 0, 1)
+        return frequencies * (1 - longer + longer / self.factor)
+
+    def _number(self, frequencies: Array, fits: float) -> float:
+        """Which wave, counted with fractions, would fit into the original context so many times."""
+        logarithms = np.log(frequencies)
+        # From wave to wave; there may be only one.
+        step = logarithms[0] - logarithms[1] if len(logarithms) > 1 else math.inf
+        return float((logarithms[0] - math.log(2 * math.pi * fits / self.original_max_position_embeddings)) / step)
+
+
 class RoPE(Module):
     """Turns pairs of features by angles proportional to the position: shape (..., size), kept.
 
@@ -41,15 +101,16 @@ class RoPE(Module):
     broadcasts against x's without the last axis: a scalar, mostly. Angles are float32.
     """
 
-    def __init__(self, size: int, theta: float = 10000.0, scaling: Llama3Scaling | None = None) -> None:
+    def __init__(self, size: int, theta: float = 10000.0, scaling: Scaling | None = None) -> None:
         if size % 2:
             raise wrong(self, f"{size} features do not make pairs")
         frequencies = theta ** -(np.arange(0, size, 2) / size)
         self.frequencies = (frequencies if scaling is None else scaling(frequencies)).astype(np.float32)
+        self.amplitude = 1.0 if scaling is None else scaling.amplitude
 
     def __call__(self, x: tp.RecurrentTensor, position: Any) -> tp.RecurrentTensor:
         expect(self, x, 2 * len(self.frequencies))
         angle = tp.expand_dims(tp.astype(position, tp.float32), -1) * self.frequencies
-        cos, sin = tp.cos(angle).astype(x.dtype), tp.sin(angle).astype(x.dtype)
+        cos, sin = ((f(angle) * self.amplitude).astype(x.dtype) for f in (tp.cos, tp.sin))
         first, second = tp.split(x, 2, axis=-1)
         return tp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
