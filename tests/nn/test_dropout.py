@@ -13,6 +13,16 @@ def test_is_the_identity_when_off():
     assert nn.Dropout(0.0)(x, training=True) is x
 
 
+def test_drops_all():
+    with tp.Program("all") as prog:
+        x = prog.input("x", 3)
+        y = nn.Dropout(1.0)(x, training=True)
+        prog.output("y", y)
+        prog.output("dx", tp.grad(y.sum(), x))
+    for result in (prog.evaluate(x=[1, 2, 3]), prog.compile()(x=[1, 2, 3])):
+        assert result.y.tolist() == result.dx.tolist() == [0, 0, 0]
+
+
 def test_drops_and_scales():
     with tp.Program("on") as prog:
         i, I = prog.dim("i")

@@ -14,6 +14,11 @@ def test_layer_norm(bias):
     agree(nn.LayerNorm(4, bias=bias), functional(torch.nn.LayerNorm(4, bias=bias)), numbers(B, T, 4))
 
 
+def test_sizes_can_be_numpys():
+    assert nn.LayerNorm(np.int64(5)).parameters()["weight"].shape == (5,)
+    assert nn.LayerNorm([2, 3]).parameters()["weight"].shape == (2, 3)
+
+
 def test_layer_norm_over_two_axes():
     agree(nn.LayerNorm((3, 4)), functional(torch.nn.LayerNorm((3, 4))), numbers(B, T, 2, 3, 4))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn.linear import Linear
-from tempo.nn.mistakes import wrong
+from tempo.nn.mistakes import at_least, wrong
 from tempo.nn.module import Module
 from tempo.nn.precision import wide
 from tempo.nn.rope import RoPE
@@ -42,12 +42,17 @@ class Attention(Module):
         q_norm: Module | None = None,
         k_norm: Module | None = None,
     ) -> None:
+        at_least(1, self, heads, "heads")
+        for value, what in ((kv_heads, "heads of keys and values"), (head_size, "features of a head")):
+            if value is not None:
+                at_least(1, self, value, what)
         if head_size is None and size % heads:
             raise wrong(self, f"{size} features do not divide into {heads} heads", "give head_size=...")
         if kv_heads is not None and heads % kv_heads:
             raise wrong(self, f"{heads} heads do not divide into {kv_heads} groups", "kv_heads must divide heads")
-        if window is not None and window < 1:
-            raise wrong(self, f"the window has {window} steps", "a step sees itself, so a window has at least one")
+        if window is not None:
+            at_least(1, self, window, "steps in the window")  # a step sees itself
+        at_least(0, self, sinks, "sinks")
         if sinks and window is None:
             raise wrong(self, f"{sinks} sinks without a window", "without window=... every step is seen anyway")
         self.heads = heads

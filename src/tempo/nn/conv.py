@@ -10,7 +10,7 @@ import numpy as np
 
 import tempo as tp
 from tempo.nn import init
-from tempo.nn.mistakes import wrong
+from tempo.nn.mistakes import at_least, wrong
 from tempo.nn.module import Module, Parameter
 
 
@@ -34,6 +34,8 @@ class _Convolution(Module):
                 f"{inputs} channels to {outputs} do not divide into {groups} groups",
                 "groups has to divide the channels of inputs, of which there is at least 1, and of outputs",
             )
+        for steps in window:
+            at_least(1, self, steps, "places in the window")
         initial = init.uniform(1 / math.sqrt(inputs // groups * math.prod(window)))
         self.convolve = convolve
         self.inputs = inputs

@@ -14,12 +14,13 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0 <= rate < 1:
-            raise wrong(self, f"the rate {rate} is not in [0, 1)")
+        if not 0 <= rate <= 1:
+            raise wrong(self, f"the rate {rate} is not in [0, 1]")
         self.rate = rate
 
     def __call__(self, x: tp.RecurrentTensor, training: bool) -> tp.RecurrentTensor:
         if self.rate == 0 or not training:
             return x
         kept = tp.random.bernoulli(1 - self.rate, x.shape, x.domain)
-        return tp.where(kept, x / (1 - self.rate), 0)
+        # Where nothing is kept, nothing is divided: x / 0 would have a gradient that is no number.
+        return tp.where(kept, x / (1 - self.rate if self.rate < 1 else 1), 0)

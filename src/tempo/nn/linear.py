@@ -7,7 +7,7 @@ from typing import Any
 
 import tempo as tp
 from tempo.nn import init
-from tempo.nn.mistakes import expect, wrong
+from tempo.nn.mistakes import at_least, expect
 from tempo.nn.module import Module, Parameter
 
 
@@ -22,8 +22,7 @@ class Linear(Module):
     bias: Any
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
-        if inputs < 1:
-            raise wrong(self, f"{inputs} inputs", "a linear map has 1 input or more")
+        at_least(1, self, inputs, "inputs")
         initial = init.uniform(1 / math.sqrt(inputs))
         self.weight = Parameter((outputs, inputs), initial)
         self.bias = Parameter((outputs,), initial) if bias else None

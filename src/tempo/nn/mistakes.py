@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import tempo as tp
@@ -11,6 +12,12 @@ def wrong(layer: object, problem: str, hint: str = "") -> tp.errors.ShapeError:
     return tp.errors.ShapeError(
         f"{type(layer).__name__}: {problem}", places=[("here", tp.errors.user_line())], hint=hint
     )
+
+
+def at_least(least: int, layer: object, value: Any, what: str) -> None:
+    """Raise an error unless there are so many of something, which is divided by or counted with."""
+    if not hasattr(value, "__index__") or operator.index(value) < least:
+        raise wrong(layer, f"{value!r} {what}", f"expected an integer, {least} or more")
 
 
 def expect(layer: object, x: Any, *sizes: int) -> None:

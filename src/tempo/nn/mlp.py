@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import tempo as tp
 from tempo.nn.linear import Linear
+from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module
 
 
@@ -22,6 +23,10 @@ class MLP(Module):
         activation: Callable[[tp.RecurrentTensor], tp.RecurrentTensor] = tp.relu,
         bias: bool = True,
     ) -> None:
+        if len(sizes) < 2:
+            raise wrong(
+                self, f"the sizes {[*sizes]}", "give the size of the input, those between, and that of the result"
+            )
         self.activation = activation
         self.layers = [Linear(inputs, outputs, bias) for inputs, outputs in pairwise(sizes)]
 

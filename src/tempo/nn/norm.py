@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tempo as tp
@@ -20,8 +21,8 @@ class LayerNorm(Module):
     weight: Any
     bias: Any
 
-    def __init__(self, shape: int | tuple[int, ...], eps: float = 1e-5, bias: bool = True) -> None:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         self.axes = tuple(range(-len(sizes), 0))
         self.eps = eps
         self.weight = Parameter(sizes, init.ones)

@@ -8,7 +8,7 @@ from typing import Any
 import tempo as tp
 from tempo.nn import init
 from tempo.nn.linear import affine
-from tempo.nn.mistakes import expect
+from tempo.nn.mistakes import at_least, expect
 from tempo.nn.module import Module, Parameter
 
 
@@ -19,6 +19,7 @@ class _Cell(Module):
     bias_hh: Any
 
     def __init__(self, inputs: int, hidden: int, gates: int, bias: bool) -> None:
+        at_least(1, self, hidden, "hidden features")
         initial = init.uniform(1 / math.sqrt(hidden))
         self.gates = gates
         self.weight_ih = Parameter((gates * hidden, inputs), initial)
