@@ -134,13 +134,21 @@ def test_chat_answers_line_by_line(
     enter(monkeypatch, "the other", "", "the tale")
     assert main(["chat", "--model", str(directory), "--max-new-tokens", "6", "--temperature", "0"]) == 0
     assert model.tokenizer is not None
-    messages, expected = [], ""
+    messages, expected, tokens = [], "", 0
     for line in ("the other", "the tale"):
         messages.append({"role": "user", "content": line})
         (answer,) = llm.generate(model, model.tokenizer.chat(messages), max_new_tokens=6, temperature=0)
         messages.append({"role": "assistant", "content": answer.text.strip()})
         expected += answer.text + "\n"
-    assert capsys.readouterr().out == expected
+        tokens += len(answer.tokens)
+    said, told = capsys.readouterr()
+    assert said == expected
+    assert re.sub(r"\d+\.\d+", "X", told).splitlines()[:3] == [
+        f"tokens: {tokens}",
+        "tokens per second: X",
+        "time to first token: X s",
+    ]
+    assert told.splitlines()[3].startswith("peak memory: ")
 
 
 class Scripted:
@@ -242,12 +250,25 @@ def test_chat_goes_on_when_positions_have_run_out(
     assert main(["chat", "--model", str(tmp_path), *options]) == 0
     said, errors = capsys.readouterr()
     assert f"are more than the {CONTEXT} positions that the model has" in errors
-    assert errors.endswith("(/reset begins anew)\n")
+    assert "(/reset begins anew)\n" in errors
     first, failed, again, _ = said.split("\n")
     assert (failed, again) == ("", first)
 
     enter(monkeypatch, "of the tale " * 40)
     assert main(["chat", "--model", str(tmp_path), *options]) == 1
+
+
+def test_a_line_that_fails_is_not_said(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enter(monkeypatch, "the other", "the \udcff", "the tale")
+    assert main(["chat", "--model", str(directory), "--max-new-tokens", "6", "--temperature", "0"]) == 0
+    answers, errors = capsys.readouterr()
+    assert errors.count("which is not a character") == 1
+    enter(monkeypatch, "the other", "the tale")
+    assert main(["chat", "--model", str(directory), "--max-new-tokens", "6", "--temperature", "0"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert answers.splitlines() == [first, "", second]
 
 
 def test_chat_needs_a_tokenizer(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,32 +114,45 @@ def sampling(options: argparse.Namespace) -> dict[str, Any]:
 def generate(options: argparse.Namespace) -> int:
     model = load(options)
     meter = Meter()
-    for piece in llm.stream(model, options.prompt, seed=options.seed, **sampling(options)):
-        if piece.token is not None:
-            meter.count()
-        print(piece.text, end="", flush=True)
+    say(meter.counted(llm.stream(model, options.prompt, seed=options.seed, **sampling(options))))
     print()
-    print("\n".join([*meter.lines(), f"peak memory: {peak_memory(options.device)}"]), file=sys.stderr)
+    meter.report(options.device)
     return 0
 
 
+def say(pieces: Generator[llm.Piece, None, None]) -> None:
+    with contextlib.closing(pieces):
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+
+
 class Meter:
-    """When tokens come."""
+    """When the tokens of texts come."""
 
     def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.times: list[float] = []
+        self.texts: list[list[float]] = []
 
-    def count(self) -> None:
-        self.times.append(time.perf_counter() - self.start)
+    def counted(self, pieces: Iterator[llm.Piece]) -> Generator[llm.Piece, None, None]:
+        """The pieces of another text."""
+        start = time.perf_counter()
+        self.texts.append([])
+        for piece in pieces:
+            if piece.token is not None:
+                self.texts[-1].append(time.perf_counter() - start)
+            yield piece
+
+    def report(self, device: str | None) -> None:
+        print("\n".join([*self.lines(), f"peak memory: {peak_memory(device)}"]), file=sys.stderr)
 
     def lines(self) -> Iterator[str]:
-        yield f"tokens: {len(self.times)}"
-        if len(self.times) > 1:
-            # The first one waits for the compiler and the prompt.
-            yield f"tokens per second: {(len(self.times) - 1) / (self.times[-1] - self.times[0]):.1f}"
-        if self.times:
-            yield f"time to first token: {self.times[0]:.2f} s"
+        texts = [times for times in self.texts if times]
+        yield f"tokens: {sum(map(len, texts))}"
+        # The first one of a text waits for the compiler and the prompt.
+        counted, seconds = sum(len(times) - 1 for times in texts), sum(times[-1] - times[0] for times in texts)
+        if counted:
+            yield f"tokens per second: {counted / seconds:.1f}"
+        if texts:
+            yield f"time to first token: {texts[0][0]:.2f} s"
 
 
 def peak_memory(device: str | None) -> str:
@@ -168,6 +181,7 @@ def chat(options: argparse.Namespace) -> int:
         # A model that was not made for conversations goes on to write the user's part as well.
         how["stop"] = (*how["stop"], "\nuser:")
     seed = options.seed
+    meter = Meter()
     for line in lines():
         if line == "/quit":
             break
@@ -175,7 +189,8 @@ def chat(options: argparse.Namespace) -> int:
             conversation.reset()
         elif line:
             try:
-                say(conversation.answer(line, seed, how))
+                with contextlib.closing(conversation.answer(line, seed, how)) as pieces:
+                    say(meter.counted(pieces))
             except KeyboardInterrupt:
                 pass
             except tp.errors.ModelError as error:
@@ -185,13 +200,9 @@ def chat(options: argparse.Namespace) -> int:
                 print(f"{error}\n  (/reset begins anew)", file=sys.stderr)
             print()
             seed += 1  # the same question again may have another answer
+    if any(meter.texts):
+        meter.report(options.device)
     return 0
-
-
-def say(pieces: Generator[str, None, None]) -> None:
-    with contextlib.closing(pieces):
-        for text in pieces:
-            print(text, end="", flush=True)
 
 
 def lines() -> Iterator[str]:
@@ -229,17 +240,17 @@ class Conversation:
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         self.session = llm.Session(self.model)
 
-    def answer(self, line: str, seed: int, how: dict[str, Any]) -> Generator[str, None, None]:
+    def answer(self, line: str, seed: int, how: dict[str, Any]) -> Generator[llm.Piece, None, None]:
         """The model's answer to a line, piece by piece. One that is left early counts as far as it went."""
         self.messages.append({"role": "user", "content": line})
-        prompt = self._prompt()
         said: list[str] = []
         asked = True
         try:
+            prompt = self._prompt()
             with contextlib.closing(self.session.stream(prompt, seed=seed, **how)) as pieces:
                 for piece in pieces:
                     said.append(piece.text)
-                    yield piece.text
+                    yield piece
         except tp.TempoError:
             # The session is as it was, and so are the messages.
             asked = bool(said)
