@@ -70,6 +70,13 @@ def test_special_tokens(tokenizer: Tokenizer, words: Tokenizer) -> None:
     assert (words.beginning_of_text, words.end_of_text) == (None, ())  # there is no tokenizer_config.json
 
 
+def test_special_tokens_in_a_file_of_their_own(directory: Path) -> None:
+    (directory / "special_tokens_map.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "<s>"}')
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    tokenizer = Tokenizer(directory)
+    assert (tokenizer.beginning_of_text, tokenizer.end_of_text) == (BEGINNING, (END,))
+
+
 def test_prompts_are_not_cut(directory: Path) -> None:
     engine = Engine.from_file(str(directory / "tokenizer.json"))
     engine.enable_truncation(4)

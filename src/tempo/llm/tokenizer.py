@@ -13,7 +13,7 @@ from tempo.errors import ModelError, PackageError
 from tempo.llm.files import Fields, PathLike, read_fields, read_text
 from tempo.llm.templates import Message, rendered
 
-_SPECIAL = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
@@ -38,10 +38,11 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-        settings_path = path.with_name("tokenizer_config.json")
-        settings = read_fields(settings_path) if settings_path.exists() else Fields(settings_path, {})
-        known = ("bos_token", "eos_token", *(name for name in _SPECIAL if name in settings))
-        self._special = {name: _special_token(settings, name) for name in known}
+        settings = _optional(path.with_name("tokenizer_config.json"))
+        self._special = {"bos_token": "", "eos_token": ""}
+        # Older checkpoints may have special tokens in a file of their own alone.
+        for fields in (_optional(path.with_name("special_tokens_map.json")), settings):
+            self._special |= {name: _special_token(fields, name) for name in _SPECIAL if name in fields}
         self.beginning_of_text = self._id("bos_token")
         end = self._id("eos_token")
         self.end_of_text = () if end is None else (end,)
@@ -161,10 +162,15 @@ def _read_tokenizer(path: Path) -> Any:
 
 
 def _special_token(settings: Fields, name: str) -> str:
-    """A special token, which is a text or an object with one; "" where there is none."""
-    if isinstance(settings.values.get(name), dict):
+    """A special token, which is a text or an object with one."""
+    if isinstance(settings.values[name], dict):
         return settings.inside(name).text("content")
-    return settings.text(name, "")
+    return settings.text(name)
+
+
+def _optional(path: Path) -> Fields:
+    """The fields of a file that need not be there."""
+    return read_fields(path) if path.exists() else Fields(path, {})
 
 
 def _chat_template(settings: Fields) -> str | None:
