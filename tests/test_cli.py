@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -152,9 +154,9 @@ def test_chat_answers_line_by_line(
 
 
 class Scripted:
-    """A session whose answers are written down; ``None`` in an answer is Ctrl-C."""
+    """A session whose answers are written down; ``None`` in an answer is Ctrl-C, a function is called."""
 
-    answers: ClassVar[list[list[str | None]]] = []
+    answers: ClassVar[list[list[Any]]] = []
     made: ClassVar[list[Scripted]] = []
 
     def __init__(self, model: llm.LanguageModel) -> None:
@@ -170,6 +172,9 @@ class Scripted:
         for text in self.answers.pop(0):
             if text is None:
                 raise KeyboardInterrupt
+            if callable(text):
+                text()
+                continue
             self.tokens.extend(self.tokenizer.encode(text, special=False))
             yield llm.Piece(0, self.tokens[-1], text)
 
@@ -182,7 +187,7 @@ def talk(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Hold a conversation with these answers: the prompts of each session, and what was printed."""
 
     def talk(
-        lines: list[str], answers: list[list[str | None]], template: str | None = None, *options: str
+        lines: list[str], answers: list[list[Any]], template: str | None = None, *options: str
     ) -> tuple[list[list[str]], str]:
         for path in directory.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -219,6 +224,23 @@ def test_without_a_template_an_answer_is_one_line_of_a_play(talk: Talk) -> None:
 def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(talk: Talk) -> None:
     prompts, printed = talk(["the tale", "more"], [["the", None, " tempo"], ["of"]], SEPARATED)
     assert prompts == [["[user]the tale\n[assistant]", "\n[user]more\n[assistant]"]]
+    assert printed == "the\nof\n"
+
+
+def test_ctrl_c_that_meets_the_garbage_collector(talk: Talk) -> None:
+    """Python drops exceptions of the collector's callbacks, of which JAX has one."""
+
+    def interrupt(phase: str, info: Any) -> None:
+        gc.callbacks.remove(interrupt)
+        raise KeyboardInterrupt
+
+    def collect() -> None:
+        gc.callbacks.append(interrupt)
+        gc.collect()
+        for _ in range(1000):  # until the second one
+            time.sleep(0.01)
+
+    _, printed = talk(["the tale", "more"], [["the", collect, " tempo"], ["of"]], SEPARATED)
     assert printed == "the\nof\n"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -22,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; gives the exit status."""
     options = parser().parse_args(arguments)
     try:
-        status: int = options.run(options)
+        with interruptible():
+            status: int = options.run(options)
         sys.stdout.flush()
         return status
     except tp.TempoError as error:
@@ -35,6 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the text has enough of it, and the interpreter must not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is an exception that comes anywhere. In a callback of the garbage collector, of which JAX has one that
+    runs often while it compiles, exceptions are reported and dropped: then it is sent again, when that is done."""
+    report = sys.unraisablehook
+
+    def again(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            report(dropped)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 def parser() -> argparse.ArgumentParser:
