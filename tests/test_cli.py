@@ -107,6 +107,8 @@ def test_ctrl_c_ends_generate(
     [
         ({"--model": "nowhere"}, "there is no file 'nowhere/config.json'"),
         ({"--temperature": "-1"}, "temperature = -1.0: a temperature is 0 or greater"),
+        # Before a model is loaded, which may take long.
+        ({"--model": "nowhere", "--top-k": "0"}, "top_k = 0: at least one token must stay"),
         ({"--memory": "lots"}, "memory = 'lots': not an amount of memory"),
         ({"--device": "gpu"}, "there is no device 'gpu' here"),
     ],

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import tempo as tp
 from tempo import cli_training, llm
+from tempo.llm.sampling import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
 # The options that say how tokens are chosen, by the names that llm.stream has for them.
@@ -127,6 +129,8 @@ def load(options: argparse.Namespace) -> llm.LanguageModel:
 
 
 def sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of ``llm.stream``. What is wrong with numbers is said here, before a model is loaded."""
+    Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
     return {name: getattr(options, name) for name in SAMPLING}
 
 
@@ -134,9 +138,10 @@ def sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def generate(options: argparse.Namespace) -> int:
+    how = sampling(options)
     model = load(options)
     meter = Meter()
-    say(meter.counted(llm.stream(model, options.prompt, seed=options.seed, **sampling(options))))
+    say(meter.counted(llm.stream(model, options.prompt, seed=options.seed, **how)))
     print()
     meter.report(options.device)
     return 0
@@ -197,8 +202,8 @@ def peak_memory(device: str | None) -> str:
 
 
 def chat(options: argparse.Namespace) -> int:
-    conversation = Conversation(load(options), options.system)
     how = sampling(options)
+    conversation = Conversation(load(options), options.system)
     if conversation.tokenizer.chat_template is None:
         # A model that was not made for conversations goes on to write the user's part as well.
         how["stop"] = (*how["stop"], "\nuser:")

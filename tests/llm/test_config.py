@@ -375,6 +375,11 @@ DTYPES = "  hint: take the checkpoint of the same model in float32, float16, bfl
             "  hint: rotary positions turn whole heads: 1.0",
         ),
         (
+            {"rope_parameters": {"full_attention": {"rope_theta": 9.0}}},
+            "'DIR/config.json' has rope_parameters.full_attention = {\"rope_theta\": 9.0}, which is not supported",
+            "  hint: rotary positions are the same in all layers",
+        ),
+        (
             {"hidden_act": "quick_gelu"},
             "'DIR/config.json' has hidden_act = \"quick_gelu\", which is not supported",
             "  hint: the supported functions are gelu, gelu_new, gelu_pytorch_tanh, relu, silu, swish",

@@ -228,6 +228,9 @@ def _rope_scaling(rope: Fields, fields: Fields) -> Scaling | None:
     for where in (rope, fields):
         if where.number("partial_rotary_factor", 1) != 1:
             raise where.unsupported("partial_rotary_factor", "rotary positions turn whole heads: 1.0")
+    for name, value in rope.values.items():
+        if isinstance(value, dict):
+            raise rope.unsupported(name, "rotary positions are the same in all layers")
     name = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(name, "default")
     if kind not in _SCALINGS:
