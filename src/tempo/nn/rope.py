@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from tempo.nn.module import Module
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Scaling:
+class Scaling(ABC):
     """How RoPE is stretched to contexts longer than the one a model was trained with: other frequencies, and a factor
     for the turned features."""
 
@@ -23,9 +24,9 @@ class Scaling:
     def amplitude(self) -> float:
         return 1.0
 
+    @abstractmethod
     def __call__(self, frequencies: Array) -> Array:
-        """What becomes of frequencies, from the highest to the lowest."""
-        raise NotImplementedError
+        """What becomes of frequencies (size / 2,), from the highest to the lowest."""
 
 
 @dataclass(frozen=True)
