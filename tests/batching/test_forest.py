@@ -231,7 +231,7 @@ def test_few_programs_know_how_many_chunks_there_are(monkeypatch: pytest.MonkeyP
 
     for length in (1, 2, 3, 4):
         assert total(chain(length))[0] == 7
-    assert total._turns == {(0, 0, 0, n) for n in (1, 2, 3, 4)}
+    assert total._turns == {(0, 0, 0, 0, 0, n) for n in (1, 2, 3, 4)}
     monkeypatch.setattr(fold, "TURNS", 5)
     for length in (20, 17, 13):
         assert total(chain(length))[0] == 7

@@ -65,11 +65,11 @@ def test_a_gpu_has_no_such_cache() -> None:
 
 
 def test_widths_of_a_forests_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch costs a GPU as much as hundreds of lanes, unless a lane is much work."""
+    """A launch costs a GPU as much as hundreds of lanes, unless a lane is much work; a turn of a CPU's loop, a few."""
     matrices = 3 * 128 * 128 * 4
-    assert chunk_widths(1e6, 1024) == ((256, 64, 16, 4), 20)
-    assert chunk_widths(1e6, matrices) == ((4,), 20)
-    assert chunk_widths(1e6, 2**30) == ((4,), 20)
+    assert chunk_widths(1e6, 1024) == ((128, 64, 32, 16, 8, 4), 4)
+    assert chunk_widths(1e6, matrices) == ((8, 4), 4)
+    assert chunk_widths(1e6, 2**30) == ((4,), 4)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert chunk_widths(1e6, matrices) == ((1024, 256, 64, 16), 300)
     assert chunk_widths(3e9, 1024) == ((64, 16, 4, 1), 0.1)

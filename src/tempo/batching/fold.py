@@ -261,7 +261,9 @@ class Fold(Parametrised):
         if is_worth_a_search(leaf.work * len(leaves)):
             of_leaves = [forest.data[name][leaves] for name in parts.leaf.asked]
             same = first_calls(of_leaves, [False] * len(of_leaves), leaf)
-        return layout(forest, same, partial(self._room, "leaves"), *chunk_widths(inner.work, inner.size))
+        widths, beside = chunk_widths(inner.work, inner.size)
+        known = [width for width in widths if self._capacities.get(("chunks", width))]
+        return layout(forest, same, partial(self._room, "leaves"), widths, beside, known)
 
     def _known_turns(self, counts: Sequence[int]) -> tuple[int, ...] | None:
         """Per width a number of turns that there is a program for, or may be one: as many as there are chunks or some

@@ -2,25 +2,28 @@
 
 Nodes are ordered by height. The nodes of one height are cut into chunks of one of a few widths; a program has one loop
 over chunks for each of these widths, from the widest (there are never more nodes of a height than of the one below) to
-the narrowest. How many chunks there are is only known at run time, so that one program does for all forests up to some
-size; on a GPU, they are filled up to a number that is known before (``fold.py``). A chunk gathers the states of its
-children from an arena, and writes its own as consecutive rows; the first row is zeros, for children that are not there.
-The backward pass makes the same loops, backwards.
+the narrowest. On a CPU, where lanes of padding take their time, nodes may be on other levels than their heights, so
+that each fills a chunk (``packing.py``). How many chunks there are is only known at run time, so that one program does
+for all forests up to some size; on a GPU, they are filled up to a number that is known before (``fold.py``). A chunk
+gathers the states of its children from an arena, and writes its own as consecutive rows; the first row is zeros, for
+children that are not there. The backward pass makes the same loops, backwards.
 """
 
 from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from tempo.batching.columns import fitted, integers
+from tempo.batching.packing import packed
 from tempo.batching.trace import can_be_data, narrowed
 from tempo.errors import DtypeError, InputError, ShapeError
 
@@ -248,10 +251,11 @@ def layout(
     room: Callable[[int], int],
     allowed: tuple[int, ...],
     beside: float,
+    known: Container[int] = (),
 ) -> Layout:
     """Cut a forest into chunks of the widths that are ``allowed``, widest first; a chunk costs as much as so many
-    lanes ``beside`` its own. ``same`` says for every leaf, in their order, the first one that has the same state, if
-    some have; ``room`` how many rows there are for so many leaves."""
+    lanes ``beside`` its own, and some widths are ``known`` to a program already. ``same`` says for every leaf, in their
+    order, the first one that has the same state, if some have; ``room`` how many rows there are for so many leaves."""
     leaves, order = forest.order[: forest.sizes[0]], forest.order[forest.sizes[0] :]
     rows = np.zeros(len(forest) + 1, np.int32)  # the last for no child, which is node -1
     if same is None:
@@ -264,6 +268,11 @@ def layout(
 
     counts = forest.sizes[1:]
     widths = np.array([_width(count, allowed, beside) for count in counts.tolist()], np.int64)
+    packing = _packed(forest, order, widths, allowed, beside, known)
+    if packing is not None:
+        levels, width = packing
+        order, counts = order[np.argsort(levels, kind="stable")], np.bincount(levels)
+        widths = np.full(len(counts), width)
     widths = np.maximum.accumulate(widths[::-1])[::-1]  # where a node may have many parents, levels can grow
     lanes = -(-counts // widths) * widths
     ends = np.cumsum(counts)
@@ -279,6 +288,21 @@ def layout(
         segments.append(Segment(width, own, children[start:end].reshape(*own.shape, forest.children.shape[1])))
         start = end
     return Layout(leaves, tuple(segments), rows[:-1], first + size)
+
+
+def _packed(
+    forest: Forest, order: Array, widths: Array, allowed: tuple[int, ...], beside: float, known: Container[int]
+) -> tuple[Array, int] | None:
+    """Other levels for nodes that are ordered by height, and the width of all chunks; None if to have one of these
+    ``widths`` for each height is best, as on a GPU, where it is the number of levels that counts."""
+    if jax.default_backend() != "cpu" or not len(order):
+        return None
+    number = np.full(len(forest) + 1, -1, np.int32)  # the last for no child
+    number[order] = np.arange(len(order))
+    counts = forest.sizes[1:]
+    heights = np.repeat(np.arange(len(counts)), counts)
+    by_height = float(np.sum(-(-counts // widths) * (widths + beside)))
+    return packed(heights, list(number[forest.children[order]].T), allowed, beside, by_height, known)
 
 
 @cache

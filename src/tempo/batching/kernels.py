@@ -28,9 +28,10 @@ from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching import launches
 from tempo.batching.launches import kinds_of_all, read_turned
-from tempo.batching.planning import FEW, Lanes, Run
+from tempo.batching.planning import Lanes, Run
 from tempo.batching.store import Arenas
 from tempo.batching.trace import Kind
+from tempo.batching.widths import FEW
 
 Array = Any
 

@@ -1,8 +1,9 @@
 """From recorded calls to launches: which calls are computed together, in which order, and where their results are.
 
-All of it is NumPy, for all calls of a cell at once. Calls of a cell are ordered by level; those of one level are a
-launch, or several. A launch may have more *lanes* than calls, so that its width is one of a few. Launches of one cell
-and width that follow each other are one run: a loop inside one XLA program.
+Nearly all of it is NumPy, for all calls of a cell at once. Calls of a cell are ordered by level; those of one level are
+a launch, or several. (On a CPU, ``packing.py`` may give calls other levels before.) A launch may have more *lanes* than
+calls, so that its width is one of a few. Launches of one cell and width that follow each other are one run: a loop
+inside one XLA program.
 
 Every result has a row in the arena of its kind. Launches get rows in the order in which they are made, as many as they
 make calls: what lanes of padding write is overwritten by the launch after.
@@ -17,6 +18,7 @@ given is put there once.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,17 +30,14 @@ import numpy as np
 from tempo.batching.columns import Column
 from tempo.batching.demand import Block, taken
 from tempo.batching.hoisting import Hoisting
+from tempo.batching.packing import packed
 from tempo.batching.recording import Recorder, data_trace
 from tempo.batching.repeats import first_calls
 from tempo.batching.trace import Kind, Trace
 from tempo.batching.value import Value
-from tempo.batching.widths import launches, room
+from tempo.batching.widths import FEW, launches, packing, room
 
 Array = Any
-
-
-FEW = 3
-"""So many launches are one kernel each, more are a loop: its body is compiled apart, and starting a loop costs time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +97,8 @@ class Calls:
     repeats: np.ndarray[Any, Any] | None = None
     """Where some calls are not made, since others are the same: (2, repeated calls), the numbers of their first
     results, and of these others'."""
+    width: int | None = None
+    """That of all launches, if there is one for each level."""
 
 
 @dataclass(eq=False)
@@ -190,6 +191,8 @@ class Planner:
         return self._runs(_by_trace(calls), rows, wanted is not None)
 
     def _runs(self, together: Sequence[Calls], rows: Rows, waiting: bool) -> list[Run]:
+        if not waiting:
+            _pack(together, len(rows.of))
         # What is computed for others lane by lane has a lane for each of theirs.
         aligned = {calls.trace.early for calls in together}
         parts = [_Part(calls if calls.trace in aligned else _distinct(calls)) for calls in together]
@@ -210,11 +213,6 @@ class Planner:
                     repeated, made = part.calls.repeats + position
                     rows.of[repeated] = rows.of[made]
         lanes = [part.lanes(self.groups[part.calls.trace], rows, self.capacities, waiting) for part in parts]
-        # What few launches read, their kernels take along, which is faster.
-        often = [one for some in lanes for one in some if one.launches > FEW]
-        if often:
-            for one, (index, data) in zip(often, jax.device_put([(o.index, o.data) for o in often]), strict=True):
-                one.index, one.data = index, data
         runs: list[Run] = []
         for _, _, n, k in order:
             width, count = parts[n].widths[k], parts[n].counts[k]
@@ -224,6 +222,14 @@ class Planner:
                 runs[-1].calls += count
             else:
                 runs.append(Run(own, width, 1, count))
+        # What few launches read, their kernels take along, which is faster; on a CPU also what few loops read: for each
+        # that takes 10 us more, and to send it beforehand 130.
+        readers = Counter(id(run.lanes) for run in runs)
+        few = FEW if jax.default_backend() == "cpu" else 0
+        often = [one for some in lanes for one in some if one.launches > FEW and readers[id(one)] > few]
+        if often:
+            for one, (index, data) in zip(often, jax.device_put([(o.index, o.data) for o in often]), strict=True):
+                one.index, one.data = index, data
         return runs
 
 
@@ -294,6 +300,25 @@ def _distinct(calls: Calls) -> Calls:
     return found
 
 
+def _pack(together: Sequence[Calls], count: int) -> None:
+    """Give calls of a recursion the levels that are best for launches, where it is one of a single cell: several wait
+    for each other. ``count`` is how many results there are. On a GPU it is the number of levels that counts, and that
+    is the least already."""
+    phases = [calls.phase for calls in together]
+    for calls in together if jax.default_backend() == "cpu" else ():
+        heights = calls.levels - calls.levels.min()
+        if phases.count(calls.phase) == 1 and 0 < heights.max() < len(heights):
+            owner = np.full(count, -1, np.int32)
+            for position in range(len(calls.trace.results)):
+                owner[calls.bases + position] = np.arange(len(heights), dtype=np.int32)
+            children = [owner[c] for c, is_value in zip(calls.columns, calls.is_value, strict=True) if is_value]
+            counts = np.bincount(heights).tolist()
+            found = packed(heights, children, *packing(counts, calls.trace.work, calls.trace.size))
+            # Few levels would be no loop.
+            if found is not None and found[0].max() >= FEW:
+                calls.levels, calls.width = found
+
+
 def _chosen(calls: Calls, which: np.ndarray[Any, Any]) -> Calls:
     """Some of the calls, in another order."""
     columns = [c[which] if v else [c[k] for k in which] for c, v in zip(calls.columns, calls.is_value, strict=True)]
@@ -342,7 +367,8 @@ class _Part:
         self.firsts: list[int] = []
         first = 0
         for end in ends:
-            for width, count in launches(end - first, calls.trace.work, calls.trace.size):
+            own = launches(end - first, calls.trace.work, calls.trace.size)
+            for width, count in own if calls.width is None else ((calls.width, end - first),):
                 self.widths.append(width)
                 self.counts.append(count)
                 self.firsts.append(first)

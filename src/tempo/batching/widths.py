@@ -8,7 +8,9 @@ there are four widths, unless a single call is much work already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 
 import jax
 
@@ -23,6 +25,12 @@ CACHE = 2**21
 read in between. Matrices of 128 x 128 take 1.8 times as long if that is all of a level's."""
 OPERATIONS = {"cpu": 2e7, "gpu": 3e8}
 """The arithmetic that could be done in the time that a launch takes beside its arithmetic."""
+
+TURN = 4e6
+"""The same for one turn of a loop over launches, on a CPU: 36 us for TreeLSTMs of 256 units, whose matrices are read
+again, 5 us for MV-RNNs of 64."""
+FEW = 3
+"""So many launches are one kernel each, more are a loop: its body is compiled apart, and starting a loop costs time."""
 
 
 def padded_width(count: int) -> int:
@@ -47,6 +55,17 @@ def launches(count: int, work: float, size: int) -> tuple[tuple[int, int], ...]:
     return _cut(count, work, "cpu" if jax.default_backend() == "cpu" else "gpu", widest(size))
 
 
+def packing(counts: Sequence[int], work: float, size: int) -> tuple[tuple[int, ...], float, float]:
+    """For levels with so many calls each, on a CPU: of which widths launches may be, what each costs beside its lanes
+    if all are one loop, and what that loop may cost if it is not to cost more than the calls do level by level; all in
+    lanes."""
+    turn, beside = TURN / max(work, 1.0), OPERATIONS["cpu"] / max(work, 1.0)
+    widths = [width for count in counts for width, _ in launches(count, work, size)]
+    runs = [len(list(run)) for _, run in groupby(widths)]
+    besides = sum(beside + run * turn if run > FEW else run * beside for run in runs)
+    return _known(work, "cpu", widest(size)), turn, sum(widths) + besides - beside
+
+
 def widest(size: int) -> int:
     """How many calls at most are made at once whose arguments and results have so many bytes each."""
     return max(CACHE // max(size, 1), 1) if jax.default_backend() == "cpu" else COARSE[-1]
@@ -56,8 +75,8 @@ def chunk_widths(work: float, size: int) -> tuple[tuple[int, ...], float]:
     """Of which widths a forest's levels may be computed, widest first, and what a chunk costs beside its lanes, in
     lanes. All are in one program, so that there are few, and no more on a GPU for calls that are much work."""
     is_cpu = jax.default_backend() == "cpu"
-    beside = OPERATIONS["cpu" if is_cpu else "gpu"] / max(work, 1.0)
-    widths = (256, 64, 16, 4) if is_cpu else COARSE[::-1] if beside >= 1 else (64, 16, 4, 1)
+    beside = (TURN if is_cpu else OPERATIONS["gpu"]) / max(work, 1.0)
+    widths = (128, 64, 32, 16, 8, 4) if is_cpu else COARSE[::-1] if beside >= 1 else (64, 16, 4, 1)
     most = widest(size)
     return tuple(width for width in widths if width <= most) or widths[-1:], beside
 
@@ -69,10 +88,17 @@ def is_worth_a_search(operations: float) -> bool:
 
 
 @cache
-def _cut(count: int, work: float, platform: str, most: int = COARSE[-1]) -> tuple[tuple[int, int], ...]:
+def _known(work: float, platform: str, most: int) -> tuple[int, ...]:
+    """The widths that kernels may have."""
     beside = OPERATIONS[platform] / max(work, 1.0)
     known = SMALL if platform == "cpu" and beside > 1000 else FINE if platform == "cpu" or beside < 1 else COARSE
-    widths = tuple(width for width in known if width <= most)
+    return tuple(width for width in known if width <= most)
+
+
+@cache
+def _cut(count: int, work: float, platform: str, most: int = COARSE[-1]) -> tuple[tuple[int, int], ...]:
+    beside = OPERATIONS[platform] / max(work, 1.0)
+    widths = _known(work, platform, most)
     whole, rest = divmod(count, widths[-1])
     found = ((widths[-1], widths[-1]),) * whole
     return found + _cheapest(rest, beside, widths) if rest else found
