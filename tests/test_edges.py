@@ -55,6 +55,23 @@ def test_an_input_named_self(run: Any) -> None:
     assert run(prog, {}, **{"self": 3.0}).y == 6
 
 
+@pytest.mark.parametrize("name", ["2d", "t-1", " ", "a b", "t'1", "t\0", "min", "mod", "and", "exists", "floor", "\n"])
+def test_names_are_any_text(run: Any, name: str) -> None:
+    with tp.Program(name) as prog:
+        t, T = prog.dim(name, bound=f"{name} {name}")
+        x = prog.input(name, domain=t)
+        y = prog.recurrent(f"{name}.", domain=t)
+        y[0] = x[0]
+        y[t] = y[t - 1] + x[t]
+        prog.stop(t, when=y >= 3)
+        prog.output(name, y + x[0 : t + 1].sum())
+        prog.output("gradient", tp.grad(y[T - 1], x))
+    prog.check({T: 4})
+    found = run(prog, {T: 4}, **{name: [1, 1, 1, 1]})
+    assert found[name].tolist() == [2, 4, 6]
+    assert found.gradient.tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("along", [False, True])
 def test_indices_that_are_out_of_range(run: Any, along: bool) -> None:
     """Those of a compiled program read no later step than others could."""

@@ -1436,6 +1436,20 @@ def test_names_that_cannot_be() -> None:
             "  hint: names come first and are non-empty strings other than 'outputs' and 'emits'",
         ):
             prog.output("emits", x)
+        with fails(
+            errors.ProgramError,
+            r"bound '\ud800': this cannot be a name",
+            r"""  here: FILE: prog.dim("t", bound="\ud800")""",
+            "  hint: names are strings, without halves of characters (surrogates), which files cannot hold",
+        ):
+            prog.dim("t", bound="\ud800")
+        with fails(
+            errors.ProgramError,
+            "program 3: this cannot be a name",
+            "  here: FILE: tp.Program(3)  # type: ignore[arg-type]",
+            "  hint: names are strings, without halves of characters (surrogates), which files cannot hold",
+        ):
+            tp.Program(3)  # type: ignore[arg-type]
 
 
 def test_domains() -> None:

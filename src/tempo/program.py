@@ -158,6 +158,7 @@ class Program:
     """
 
     def __init__(self, name: str = "program") -> None:
+        _check_text(name, "program")
         self.name = name
         self.cases: dict[Node, list[Case]] = {}
         self.gradients: list[autodiff.Request] = []
@@ -218,6 +219,7 @@ class Program:
         here = user_line()
         _check_name(name, "dim")
         bound = bound or (name.upper() if name.upper() != name else f"{name}_bound")
+        _check_text(bound, "bound")
         for symbol in (name, bound):
             if symbol in self._symbols:
                 raise ProgramError(
@@ -596,10 +598,20 @@ class Program:
 
 
 def _check_name(name: str, what: str, reserved: Sequence[str] = _RESERVED) -> None:
-    if not isinstance(name, str) or not name or name in reserved:
-        others = ", ".join(map(repr, reserved[:-1]))
+    if isinstance(name, str) and name and name not in reserved:
+        return _check_text(name, what)
+    others = ", ".join(map(repr, reserved[:-1]))
+    raise ProgramError(
+        f"{what} {name!r}: this cannot be a name",
+        places=[("here", user_line())],
+        hint=f"names come first and are non-empty strings other than {others} and {reserved[-1]!r}",
+    )
+
+
+def _check_text(name: str, what: str) -> None:
+    if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
         raise ProgramError(
             f"{what} {name!r}: this cannot be a name",
             places=[("here", user_line())],
-            hint=f"names come first and are non-empty strings other than {others} and {reserved[-1]!r}",
+            hint="names are strings, without halves of characters (surrogates), which files cannot hold",
         )

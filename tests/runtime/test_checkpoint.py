@@ -208,7 +208,7 @@ def test_a_run_that_is_over_gives_its_outputs_again(backend: str, tmp_path: Path
 @backends
 def test_a_run_that_stops_on_data(backend: str, tmp_path: Path) -> None:
     with tp.Program() as prog:
-        t, T = prog.dim("t")
+        t, T = prog.dim("t", bound="most steps")
         x = prog.recurrent("x", domain=t)
         x[0] = 1.0
         x[t] = 2 * x[t - 1]

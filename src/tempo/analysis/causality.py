@@ -119,7 +119,7 @@ def _distance(read: Read, family: Dim, numbers: Mapping[Any, int]) -> Distance:
 
 def steps_back(read: Read, own: Dim, theirs: Dim, numbers: Mapping[Any, int]) -> Distance:
     """By how many steps of the dim that both come from a read looks back, at least and at most."""
-    ends = deltas_sign(read.relation, own.name, theirs.name)
+    ends = deltas_sign(read.relation, own, theirs)
     if ends is None:
         return None
     shift = (own.start - theirs.start).substitute(numbers)

@@ -107,7 +107,7 @@ class Relations:
             self._accesses[key] = access(
                 indices.substitute(index, self.numbers),
                 domain,
-                [d.name for d in producer],
+                producer,
                 (condition & self.limits).substitute(self.numbers),
             )
         return self._accesses[key]

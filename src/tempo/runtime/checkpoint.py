@@ -135,14 +135,15 @@ class Checkpoints:
         kept: dict[Any, Any] = {}
         several: dict[Node, dict[int, Array]] = {}
         for name, array in tensors.items():
-            match name.split(" "):
+            match name.split(" ", 1):
                 case ["store", number]:
                     kept[nodes[number]] = array
                 case ["host", number]:
                     kept[Hosted(nodes[number])] = array
-                case ["call" | "part", number, position]:
+                case ["call" | "part", numbers]:
+                    number, position = numbers.split(" ")
                     several.setdefault(nodes[number], {})[int(position)] = array
-                case ["bound", bound]:
+                case ["bound", bound]:  # whose name may have spaces
                     kept[self.bounds[bound]] = array
         return {**kept, **{node: tuple(a for _, a in sorted(found.items())) for node, found in several.items()}}
 

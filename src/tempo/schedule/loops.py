@@ -30,7 +30,7 @@ from tempo.schedule.folds import Fold
 from tempo.schedule.looptree import Tree
 from tempo.schedule.nesting import Nesting, Part, Place, TangledError
 from tempo.schedule.results import handed_out
-from tempo.symbolic import Dim, conjunction, equal
+from tempo.symbolic import Bound, Dim, conjunction, equal
 from tempo.symbolic.polyhedral import most_above, span, to_set
 
 
@@ -115,7 +115,7 @@ class Scheduler:
             for r in (*reads, *waits(relations))
             if r.consumer in self.needed and r.producer in self.needed
         )
-        self.spans = {n: {d: span(points, d.name) or (0, -1) for d in n.domain} for n, points in self.needed.items()}
+        self.spans = {n: {d: span(points, d) or (0, -1) for d in n.domain} for n, points in self.needed.items()}
 
     def schedule(
         self,
@@ -202,10 +202,11 @@ def _beyond(builder: Nesting, dim: Dim, stop: Node, needed: Mapping[Node, Points
     """How many steps after the last one of a stopped dim something is still computed in the stop condition's loop:
     ``x[T]``, or what is computed later than its own step says."""
     loops = builder.places[stop]
+    assert isinstance(dim.bound, Bound)  # only dims that a user declared stop
     most = 0
     for node, places in builder.places.items():
         if places & loops:
             for d in (d for d in node.domain if d.origin is dim):
-                above = most_above(needed[node], d.name, str(dim.bound))
+                above = most_above(needed[node], d, dim.bound)
                 most = max(most, 0 if above is None else above + 1 + builder.extents.offset(node, d))
     return most

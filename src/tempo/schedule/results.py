@@ -18,7 +18,7 @@ def handed_out(relations: Relations, numbers: Mapping[Any, int], edge: Edge) -> 
     """All points where an output is defined, if they are a box; the steps of its dims otherwise."""
     if edge.node.op is RECURRENT and edge.is_here:
         defined = relations.defined[edge.node]
-        own = {d: span(defined, d.name) or (0, -1) for d in edge.domain}
+        own = {d: span(defined, d) or (0, -1) for d in edge.domain}
         box = conjunction(part for d, (first, last) in own.items() for part in (d >= first, d <= last))
         if relations.points(box, edge.domain).is_subset(defined):
             return tuple(range(first, last + 1) for first, last in own.values())

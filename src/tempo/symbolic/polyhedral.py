@@ -2,7 +2,8 @@
 
 The only module that talks to isl.  Spaces have named dims: a dim of the program is a set dim, every
 other symbol is a parameter, and objects of different calls meet because isl matches parameters by
-name.  Nothing here restricts a dim to its range unless asked to: intersect with ``box``.
+name.  These names are not the user's (``isl_name``).  Nothing here restricts a dim to its range unless
+asked to: intersect with ``box``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ _set, _in, _out, _param = (
 )
 
 
+def isl_name(symbol: Symbol) -> str:
+    """What a symbol is called in isl.
+
+    The name that a user gave will not do: isl takes none that begins like a number ("2d"), ends it at a NUL, and would
+    take two symbols of one name for the same."""
+    return f"s{symbol.number}"
+
+
 def pw_aff(expr: ExprLike, dims: Sequence[Dim], name: str = "") -> isl.PwAff:
     """``expr`` as a function on the set space ``name[dims]``."""
     expr = as_expr(expr)
@@ -79,7 +88,7 @@ def may_hold(condition: Condition, dims: Sequence[Dim]) -> bool:
 def access(
     index: Index,
     dims: Sequence[Dim],
-    producer_dims: Sequence[str],
+    producer_dims: Sequence[Dim],
     condition: Condition = TRUE,
     consumer_name: str = "",
     producer_name: str = "",
@@ -89,7 +98,8 @@ def access(
     if len(index) != len(producer_dims):
         raise ValueError(f"an index of {len(index)} items reads a tensor of {len(producer_dims)} dims")
     _check_distinct(producer_dims)
-    read = [Symbol(name) for name in producer_dims]
+    # Of their own: a consumer that has the same dims is at another point.
+    read = [Symbol(d.name) for d in producer_dims]
     parts = [condition]
     for point, item in zip(read, index, strict=True):
         if isinstance(item, Slice):
@@ -101,9 +111,9 @@ def access(
     parameters = _parameters(dims, relation.symbols().difference(read))
     space = isl.Space.create_from_names(
         isl.DEFAULT_CONTEXT,
-        in_=[d.name for d in dims],
-        out=list(producer_dims),
-        params=[p.name for p in parameters],
+        in_=[isl_name(d) for d in dims],
+        out=[isl_name(d) for d in producer_dims],
+        params=[isl_name(p) for p in parameters],
     )
     if consumer_name:
         space = space.set_tuple_name(_in, consumer_name)
@@ -113,22 +123,22 @@ def access(
     return _Frame(space.wrap(), [*dims, *read], parameters).points(relation).unwrap()
 
 
-def span(points: isl.Set, name: str) -> tuple[int, int] | None:
+def span(points: isl.Set, dim: Dim) -> tuple[int, int] | None:
     """The least and the greatest value of a dim over a bounded set and over all values of its parameters; None where
     the set is empty."""
-    ends = _ends(points, _variable(points, name))
+    ends = _ends(points, _variable(points, dim))
     if ends is None:
         return None
     low, high = ends
-    assert low is not None and high is not None, f"{name} is unbounded"
+    assert low is not None and high is not None, f"{dim} is unbounded"
     return low, high
 
 
-def most_above(points: isl.Set, name: str, parameter: str) -> int | None:
-    """The greatest difference between a dim and a parameter, which is at least 1, over a bounded set; None where the
-    set is empty."""
-    position = points.find_dim_by_name(_param, parameter)
-    function = _variable(points, name)
+def most_above(points: isl.Set, dim: Dim, bound: Bound) -> int | None:
+    """The greatest difference between a dim and a bound, which is at least 1, over a bounded set; None where the set
+    is empty."""
+    position = points.find_dim_by_name(_param, isl_name(bound))
+    function = _variable(points, dim)
     space = isl.LocalSpace.from_space(points.space)
     least = isl.Aff.zero_on_domain(space).add_constant_val(1)
     of = isl.Aff.var_on_domain(space, _param, position) if position >= 0 else least
@@ -136,11 +146,11 @@ def most_above(points: isl.Set, name: str, parameter: str) -> int | None:
     return None if ends is None else ends[1]
 
 
-def _variable(points: isl.Set, name: str) -> isl.Aff:
-    return isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.space), _set, _position(points, _set, name))
+def _variable(points: isl.Set, dim: Dim) -> isl.Aff:
+    return isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.space), _set, _position(points, _set, dim))
 
 
-def deltas_sign(relation: isl.Map, consumer_dim: str, producer_dim: str) -> tuple[int | None, int | None] | None:
+def deltas_sign(relation: isl.Map, consumer_dim: Dim, producer_dim: Dim) -> tuple[int | None, int | None] | None:
     """The least and the greatest ``consumer_dim - producer_dim`` over a relation from consumer to
     producer points and over all values of its parameters.
 
@@ -266,8 +276,8 @@ def _set_frame(dims: Sequence[Dim], symbols: frozenset[Symbol], name: str) -> _F
     parameters = _parameters(dims, symbols)
     space = isl.Space.create_from_names(
         isl.DEFAULT_CONTEXT,
-        set=[d.name for d in dims],
-        params=[p.name for p in parameters],
+        set=[isl_name(d) for d in dims],
+        params=[isl_name(p) for p in parameters],
     )
     if name:
         space = space.set_tuple_name(_set, name)
@@ -275,24 +285,20 @@ def _set_frame(dims: Sequence[Dim], symbols: frozenset[Symbol], name: str) -> _F
 
 
 def _parameters(dims: Sequence[Dim], symbols: frozenset[Symbol]) -> list[Symbol]:
-    """The symbols that are not dims, as declared, after a check that names tell all apart."""
-    parameters = sorted(symbols.difference(dims), key=lambda s: s.number)
-    _check_distinct([s.name for s in (*dims, *parameters)])
-    return parameters
+    """The symbols that are not dims, as declared."""
+    _check_distinct(dims)
+    return sorted(symbols.difference(dims), key=lambda s: s.number)
 
 
-def _check_distinct(names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
+def _check_distinct(dims: Sequence[Dim]) -> None:
+    twice = [d for d, count in Counter(dims).items() if count > 1]
     if twice:
-        raise ValueError(
-            f"isl dims are told apart by name, but {', '.join(map(repr, twice))} occurs twice"
-            f" among {', '.join(map(repr, names))}"
-        )
+        raise ValueError(f"{', '.join(map(str, twice))} occurs twice among the dims {', '.join(map(str, dims))}")
 
 
-def _position(relation: isl.Map | isl.Set, kind: isl.dim_type, name: str) -> int:
-    position = relation.find_dim_by_name(kind, name)
+def _position(relation: isl.Map | isl.Set, kind: isl.dim_type, dim: Dim) -> int:
+    position = relation.find_dim_by_name(kind, isl_name(dim))
     if position < 0:
         side = "consumer" if kind == _in else "producer"
-        raise ValueError(f"the {side} side of {relation} has no dim {name!r}")
-    return position
+        raise ValueError(f"the {side} side of {relation} has no dim {dim} ({isl_name(dim)})")
+    return int(position)
