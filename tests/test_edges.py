@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import tempo as tp
-from tempo.errors import BoundError, InputError, ProgramError
+from tempo.errors import BoundError, BudgetError, InputError, ProgramError
+
+WRITTEN_AGAIN = "where another one is needed, write it there: put 'with tp.Program(...)' into a function, and call that"
 
 
 def double() -> tuple[tp.Program, Any]:
@@ -96,6 +98,65 @@ def test_results_are_copied_and_asked() -> None:
     for found in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
         assert found.y.tolist() == [2, 4]
     assert "y" in result and "z" not in result and list(result) == ["y"]
+
+
+def test_what_is_part_of_a_program_is_its_own_copy() -> None:
+    prog, T = double()
+    x = prog.input("data", domain=prog.dims[0])
+    state = prog.state("state", 0.0, over=prog.dims[0])
+    parts = {"t": prog.dims[0], "T - 1": T - 1, "t >= 1": prog.dims[0] >= 1, "data": x, "state": state}
+    for found in (copy.copy(parts), copy.deepcopy(parts)):
+        assert all(found[name] is part for name, part in parts.items())
+    assert copy.deepcopy(prog.graph) is prog.graph
+    for name, part in {**parts, "the graph of 'double'": prog.graph}.items():
+        with pytest.raises(ProgramError) as caught:
+            pickle.dumps(part)
+        assert str(caught.value).replace(str(user_line_of(caught)), "LINE") == (
+            f"{name} is part of a program, which cannot be pickled\n  here: LINE\n  hint: {WRITTEN_AGAIN}"
+        )
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_programs_and_runs_are_not_copied(backend: str) -> None:
+    prog, T = double()
+    run = prog.compile({T: 2}, backend=backend)
+    for whole, name, hint in (
+        (
+            prog,
+            "program 'double'",
+            WRITTEN_AGAIN,
+        ),
+        (
+            run,
+            "the compiled program 'double'",
+            "prog.compile(...) gives another one; run.save(path) and run.load(path) hand a run over",
+        ),
+        (
+            run.stream(x=[1, 2]),
+            "the stream of a run",
+            "run.save(path) and run.load(path) hand a run over; records and results can be copied",
+        ),
+    ):
+        for done, attempt in (("copied", copy.copy), ("copied", copy.deepcopy), ("pickled", pickle.dumps)):
+            with pytest.raises(ProgramError) as caught:
+                attempt(whole)
+            assert str(caught.value).replace(str(user_line_of(caught)), "LINE") == (
+                f"{name} cannot be {done}\n  here: LINE\n  hint: {hint}"
+            )
+    assert run(x=[1, 2]).y.tolist() == [2, 4]
+
+
+def user_line_of(caught: Any) -> Any:
+    (_, line), *_ = caught.value.places
+    assert line.file == __file__
+    return line
+
+
+def test_errors_are_handed_to_other_processes() -> None:
+    error = BudgetError("too much", smallest=3, hint="take less")
+    for found in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert str(found) == "too much\n  hint: take less"
+        assert (found.message, found.hint, found.smallest) == ("too much", "take less", 3)
 
 
 def test_bounds() -> None:

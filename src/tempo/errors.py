@@ -8,6 +8,8 @@ matter, then the likely fix. ``user_line()`` is the line that is being run, as a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 from tempo.source import SourceLine
 from tempo.source import user_line as user_line
@@ -104,3 +106,6 @@ class BudgetError(TempoError, MemoryError):
     def __init__(self, message: str, *, smallest: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.smallest = smallest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), smallest=self.smallest), self.args, vars(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tempo import autodiff, dtypes
+from tempo.copying import OneOfAKind
 from tempo.dtypes import DTypeLike
 from tempo.errors import DomainError, DtypeError, ProgramError, ShapeError
 from tempo.graph.node import (
@@ -142,7 +143,7 @@ class State(RecurrentTensor):
         return self[tuple(end.get(d, d) for d in self.edge.node.domain)]
 
 
-class Program:
+class Program(OneOfAKind):
     """A set of definitions: what each tensor is at each time step.
 
     >>> import tempo as tp
@@ -467,6 +468,9 @@ class Program:
     def __repr__(self) -> str:
         dims = ", ".join(d.name for d in self._dims)
         return f"<Program '{self.name}' over ({dims}), outputs: {', '.join(self._outputs) or 'none'}>"
+
+    def _named(self) -> str:
+        return f"program '{self.name}'"
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import linecache
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
-"""Files that are not the user's: Tempo's, and what calls its functions that are decorated with context managers."""
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__, copy.__file__, pickle.__file__)
+"""Files that are not the user's: Tempo's, and those of Python that call functions of Tempo's classes."""
 
 IMPORTED_AT = time.time()
 """Sources of Tempo that are newer are not those that run."""

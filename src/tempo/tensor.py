@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from tempo import dtypes
+from tempo.copying import PartOfProgram
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError, ProgramError
 from tempo.graph.node import (
@@ -60,7 +61,7 @@ def current_program() -> Program:
     return being_written.programs[-1]
 
 
-class RecurrentTensor:
+class RecurrentTensor(PartOfProgram):
     """A value at every point of a domain, seen through a temporal index.
 
     ``x[...]`` indexes time, one index per dim of the domain; ``x.space[...]`` indexes inside a value, as

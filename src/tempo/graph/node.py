@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tempo.copying import PartOfProgram
 from tempo.dtypes import DType
 from tempo.source import SourceLine
 from tempo.symbolic import TRUE, Condition, Dim, Expr, Index, Slice, Symbol, as_expr, conjunction
@@ -59,7 +60,7 @@ class Primitive:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class Node(PartOfProgram):
     """An operation at every point of a domain."""
 
     op: Primitive
@@ -77,6 +78,9 @@ class Node:
     def label(self) -> str:
         """The name a user gave, or one made from the operation."""
         return self.name or f"{self.op.name}_{self.number}"
+
+    def _named(self) -> str:
+        return self.label
 
     def here(self) -> Edge:
         """This node read at the same point."""
@@ -165,7 +169,7 @@ def _region(guards: tuple[tuple[Expr, Dim], ...], condition: Condition) -> Condi
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(PartOfProgram):
     """A whole program."""
 
     name: str
@@ -182,6 +186,9 @@ class Graph:
         from tempo.graph.printing import show_graph
 
         return show_graph(self)
+
+    def _named(self) -> str:
+        return f"the graph of '{self.name}'"
 
 
 def dims_of(symbols: frozenset[Symbol]) -> Domain:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tempo.backends.numpy_backend import NumpyMachine
+from tempo.copying import OneOfAKind
 from tempo.errors import CheckpointError, ProgramError
 from tempo.given import Inputs, Record, Result, check_bounds, check_seed
 from tempo.graph.node import Graph
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 BACKENDS = ("jax", "numpy")
 
 
-class Executable:
+class Executable(OneOfAKind):
     """A program compiled for given bounds. Call it with the inputs by name to get its outputs.
 
     One executable may be called many times and from several threads. ``save`` writes the run that was started last.
     """
+
+    _instead = "prog.compile(...) gives another one; run.save(path) and run.load(path) hand a run over"
 
     def __init__(
         self,
@@ -86,6 +89,9 @@ class Executable:
         self._counts: dict[Chunks, int] = {}
         self._over = False
         self._loaded: Checkpoint | None = None
+
+    def _named(self) -> str:
+        return f"the compiled program '{self.source.name}'"
 
     def _kept(self) -> Whole | None:
         """The program as it was compiled before, if that is on disk."""
@@ -290,11 +296,13 @@ class Executable:
         return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
 
 
-class Stream:
+class Stream(OneOfAKind):
     """What a running program emits, one record after the other; ``result`` when all is done.
 
     A stream that was left by an exception, Ctrl-C or that of a host function, goes on if it is iterated over again.
     """
+
+    _instead = "run.save(path) and run.load(path) hand a run over; records and results can be copied"
 
     def __init__(self, run: Run, finish: Callable[[], Result], bar: ProgressBar | None = None) -> None:
         self._run = run
@@ -304,6 +312,9 @@ class Stream:
             # Whoever leaves a stream for good gets the terminal back.
             weakref.finalize(self, bar.stop)
         self.result: Result | None = None
+
+    def _named(self) -> str:
+        return "the stream of a run"
 
     def __iter__(self) -> Iterator[Emitted]:
         return self

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tempo.copying import PartOfProgram
 from tempo.errors import IndexExpressionError
 from tempo.symbolic.expr import Expr, ExprLike, Symbol, as_expr, linear
 
 
-class Condition:
+class Condition(PartOfProgram):
     """A predicate on the points of a domain, canonical and immutable."""
 
     __slots__ = ("_hash", "_inverse")

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tempo.copying import PartOfProgram
 from tempo.errors import IndexExpressionError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ type_error_hint = (
 _symbol_numbers = itertools.count()
 
 
-class Expr:
+class Expr(PartOfProgram):
     """An integer expression, canonical and immutable."""
 
     __slots__ = ("_hash", "constant", "terms")
