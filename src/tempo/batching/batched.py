@@ -17,6 +17,7 @@ import numpy as np
 from jax import tree_util
 
 import tempo as tp
+from tempo.backends.jax.jitted import jitted
 from tempo.batching.cell import Cell
 from tempo.batching.eager import Eager
 from tempo.batching.fibers import Fibers
@@ -115,6 +116,7 @@ class Batched(Parametrised):
         return len(self._kernels.programs)
 
     @_no_collections()
+    @jitted
     def __call__(
         self,
         instances: Iterable[Any],
@@ -138,6 +140,7 @@ class Batched(Parametrised):
         run.store.give_back()
         return results
 
+    @jitted
     def one_by_one(
         self, instances: Iterable[Any], parameters: Mapping[str, Array] | None = None, *, seed: int = 0
     ) -> list[Any]:
@@ -158,6 +161,7 @@ class Batched(Parametrised):
         return for_each(results, lambda result: replaced(result, lambda value: value.read()))
 
     @_no_collections()
+    @jitted
     def value_and_grad(
         self,
         instances: Iterable[Any],

@@ -17,6 +17,7 @@ import numpy as np
 from jax import tree_util
 
 from tempo import dtypes
+from tempo.backends.jax.jitted import jitted
 from tempo.batching import folding
 from tempo.batching.cell import Cell, cell
 from tempo.batching.folding import WORD, Part, Parts, Shape
@@ -82,6 +83,7 @@ class Fold(Parametrised):
     def programs(self) -> int:
         return len(self._programs)
 
+    @jitted
     def __call__(
         self, forest: Forest, parameters: Mapping[str, Array] | None = None, *, nodes: Any = None, seed: int = 0
     ) -> Any:
@@ -101,6 +103,7 @@ class Fold(Parametrised):
             ]
         return tree_util.tree_unflatten(parts.leaf.trace.structure, states)
 
+    @jitted
     def value_and_grad(
         self,
         forest: Forest,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tempo.backends.jax import transfer
+from tempo.backends.jax import jitted, transfer
 
 Array = Any
 
@@ -30,8 +30,8 @@ class Place:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """JAX with 64-bit types where the program has any, on the program's device."""
-        with jax.enable_x64(self.wide), jax.default_device(self.device):
+        """JAX with 64-bit types where the program has any, on the program's device, compiling."""
+        with jax.enable_x64(self.wide), jax.default_device(self.device), jitted.enabled():
             yield
 
     def put(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from tempo.backends.jax import jitted
 from tempo.backends.jax.library import Library, least_seconds
 from tempo.backends.jax.place import Place
 from tempo.backends.jax.stages import NotKeptError, Recipe, Stages, Taken
@@ -81,7 +82,7 @@ class Whole:
         return outputs
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self.is_plain:
+        if self.is_plain and not jitted.is_disabled():
             outputs: dict[str, Array] = self.compiled(self.place.hand_over(inputs))[0]
             return outputs
         with self.place.settings():
