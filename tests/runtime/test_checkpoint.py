@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,70 @@ def test_a_run_that_stops_on_data(backend: str, tmp_path: Path) -> None:
         assert rest.result is not None
         assert rest.result.steps == 11
         assert rest.result.all.tolist() == values
+
+
+def stepped(step: Any, scale: Any) -> tuple[tp.Program, Any]:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", domain=t)
+        x[0] = 1.0
+        x[t + 1] = tp.jax_function(scale, tp.host(step, x, out=tp.spec(()), sequence=t), out=tp.spec(()))
+        prog.emit("x", x[t + 1])
+    return prog, T
+
+
+def counting(by: float) -> Any:
+    calls = 0
+
+    def step(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return x + 1 if by == 1 else x + by
+
+    return step
+
+
+def scaling(by: float) -> Any:
+    def scale(x: Any) -> Any:
+        return by * x
+
+    return scale
+
+
+def another(x: Any) -> Any:
+    return x + 2
+
+
+another.__name__ = "step"
+
+
+@backends
+@pytest.mark.parametrize(
+    ("step", "scale", "changed"),
+    [
+        (counting(1.0), scaling(2.0), ""),
+        (another, scaling(2.0), "step"),
+        (counting(1.0), scaling(3.0), "scale"),
+        (another, scaling(3.0), "scale, step"),
+    ],
+)
+def test_functions_that_have_changed(backend: str, step: Any, scale: Any, changed: str, tmp_path: Path) -> None:
+    """They are known by their names; that their text is another one is said."""
+    path = tmp_path / "run"
+    prog, T = stepped(counting(1.0), scaling(2.0))
+    run = prog.compile({T: 2}, backend)
+    assert next(run.stream()).value == 4
+    run.save(path)
+    prog, T = stepped(step, scale)
+    run = prog.compile({T: 2}, backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.load(path)
+    assert [str(w.message) for w in caught] == (
+        [f"'{path}' was saved with other text of {changed}: the run goes on with what is there now"] if changed else []
+    )
+    assert all(w.filename == __file__ for w in caught)
+    assert len(list(run.stream())) == 1
 
 
 @backends

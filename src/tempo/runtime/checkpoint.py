@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from safetensors.numpy import save_file
 from tempo.errors import CheckpointError
 from tempo.given import Record
 from tempo.graph.fingerprint import digest, fingerprint, numbered
+from tempo.graph.functions import functions
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST
 from tempo.runtime.run import Run
@@ -35,6 +38,7 @@ Array = np.ndarray[Any, Any]
 PathLike = str | os.PathLike[str]
 
 FORMAT = "tempo checkpoint 1"
+PYTHON = platform.python_version()
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Checkpoints:
             digest([fingerprint(graph), *stores, str(script)]),
         )
         self.bounds = {bound.name: bound for bound in numbers}
+        self.functions = functions(source)
 
     def save(self, path: PathLike, run: Run) -> None:
         """Write a run as it is now."""
@@ -111,7 +116,13 @@ class Checkpoints:
         for n, (name, record) in enumerate(run.pending):
             tensors[f"record {n}"] = record.value
             records.append([name, dict(record.point)])
-        about = {"identity": asdict(self.identity), "seed": run.seed, "position": run.position, "records": records}
+        about = {
+            "identity": asdict(self.identity),
+            "seed": run.seed,
+            "position": run.position,
+            "records": records,
+            "functions": {"python": PYTHON, "digests": self.functions},
+        }
         _write(Path(path), tensors, {"format": FORMAT, "run": json.dumps(about)})
 
     def load(self, path: PathLike) -> Checkpoint:
@@ -125,10 +136,23 @@ class Checkpoints:
                 f"'{path}' is not a checkpoint of this program: {', '.join(differences)}",
                 hint=f"this is program '{self.identity.name}'" + (f" with {bounds}" if bounds else ""),
             )
+        self._warn_of_other_functions(path, about.get("functions"))
         records = tuple(
             (name, Record(point, tensors[f"record {n}"])) for n, (name, point) in enumerate(about["records"])
         )
         return Checkpoint(about["seed"], tuple(about["position"]), records, self._kept(tensors))
+
+    def _warn_of_other_functions(self, path: PathLike, saved: Mapping[str, Any] | None) -> None:
+        """Nobody can tell whether another text of a function means something else, so the run may go on."""
+        if saved is None or saved["python"] != PYTHON:  # which has other bytecode for the same text
+            return
+        pairs = zip(self.functions, saved["digests"], strict=True)
+        changed = [name for (name, now), (_, then) in pairs if now != then]
+        if changed:
+            warnings.warn(
+                f"'{path}' was saved with other text of {', '.join(changed)}: the run goes on with what is there now",
+                stacklevel=4,
+            )
 
     def _kept(self, tensors: Mapping[str, Array]) -> dict[Any, Any]:
         nodes = {str(number): node for node, number in self.nodes.items()}
