@@ -141,3 +141,15 @@ def lowest(dtype: DType) -> Any:
 def highest(dtype: DType) -> Any:
     """The value that none of this type is above (nan apart)."""
     return True if is_bool(dtype) else np.inf if is_float(dtype) else np.iinfo(dtype).max
+
+
+def cast(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """What XLA computes: numbers beyond the ends of an integer type become its ends, and NaN becomes 0. (What NumPy
+    makes of them depends on the machine.)"""
+    if not (is_float(array.dtype) and is_integer(dtype)):
+        return array.astype(dtype)
+    wide, ends = array.astype(float64), np.iinfo(dtype)
+    # Of 64 bits, the greatest integer is no float: the next one is the first that is too great.
+    above, below = wide >= float(ends.max), wide <= ends.min
+    inside = np.where(above | below | np.isnan(wide), 0, wide).astype(dtype)
+    return np.where(above, dtype.type(ends.max), np.where(below, dtype.type(ends.min), inside))

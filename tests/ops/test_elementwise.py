@@ -12,6 +12,7 @@ from tests.ops.checks import bfloat16, close, evaluate, gradients, numbers, pref
 
 FLOATS = [np.float32, np.float64, bfloat16, np.float16]
 INTEGERS = [np.int32, np.int8, np.uint8]
+ALL_INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 # Of floats: the function, NumPy's, and where its arguments come from.
 FLOAT_FUNCTIONS = {
@@ -234,6 +235,27 @@ def test_where_keeps_the_gradient_of_what_was_not_chosen_out():
 def test_astype(dtype, target):
     x = np.abs(numbers(3, 4, dtype=dtype)) if dtype != np.bool_ else numbers(3, 4, dtype=dtype)
     close(value(lambda x: x.astype(target), x), x.astype(target))
+
+
+@pytest.mark.parametrize("backend", ["evaluate", "numpy", "jax"])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float32, np.float64])
+def test_floats_beyond_the_ends_of_integers(dtype, backend):
+    ends = [float(end) for target in ALL_INTEGERS for end in (np.iinfo(target).min, np.iinfo(target).max)]
+    near = [end * factor for end in ends for factor in (0.5, 0.99, 1.0, 1.01, 2.0)] + [e - 1 for e in ends]
+    with np.errstate(over="ignore"):
+        numbers = np.array([*near, 2.7, -2.7, -0.3, 1e30, -1e30, np.inf, -np.inf, np.nan]).astype(dtype)
+    with tp.Program() as prog:
+        x, fixed = prog.input("x", len(numbers), dtype=dtype), tp.constant(numbers, dtype=dtype)
+        for target in ALL_INTEGERS:
+            prog.output(target, x.astype(target))
+            prog.output(f"{target} of a constant", fixed.astype(target))
+    found = prog.evaluate({}, x=numbers) if backend == "evaluate" else prog.compile({}, backend)(x=numbers)
+    for target in ALL_INTEGERS:
+        low, high = int(np.iinfo(target).min), int(np.iinfo(target).max)
+        wide = [float(x) for x in numbers]
+        cut = [0 if np.isnan(x) else low if x < low else high if x > high else min(int(x), high) for x in wide]
+        assert found[target].tolist() == cut
+        assert found[f"{target} of a constant"].tolist() == cut
 
 
 def test_the_gradient_of_a_cast_has_the_dtype_of_what_was_cast():

@@ -218,7 +218,7 @@ WHERE = _primitive(
 CAST = Primitive(
     "cast",
     infer=lambda x, *, dtype: (x.shape, dtype),
-    reference=lambda x, *, dtype: x.astype(dtype),
+    reference=lambda x, *, dtype: dtypes.cast(x, dtype),
     jax=lambda jx, x, *, dtype: x.array.astype(dtype),
     gradient=lambda g, out, x, *, dtype: (astype(g, x.dtype) if dtypes.is_float(x.dtype) else None,),
 )
