@@ -12,6 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import rl
+from tempo.rl.training.train import begins_anew
 
 ALGORITHMS = {
     "a2c": rl.a2c,
@@ -75,7 +76,7 @@ def train(options: argparse.Namespace) -> int:
     directory = Path(options.directory or f"runs/{options.algorithm}-{options.env.replace('/', '-')}-{options.seed}")
     algorithm = build(options.algorithm, options.env, settings, options.seed)
     directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / SETTINGS).exists():
+    if begins_anew(directory, options.resume):  # a call before this one may have failed
         about = {"algorithm": options.algorithm, "env": options.env, "seed": options.seed, "settings": settings}
         (directory / SETTINGS).write_text(json.dumps(about, indent=2) + "\n")
     trained = rl.train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -299,6 +300,29 @@ def test_train_and_evaluate_by_command(
     assert "Catch has no pictures" in capsys.readouterr().err
     assert main(["train", "reinforce", "--env", "Catch", *few]) == 1
     assert f"'{where}' has a training already" in capsys.readouterr().err
+
+
+def test_settings_are_those_of_the_training_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of a call that failed before it, nor of one that is refused after it."""
+    monkeypatch.setattr(rl, "train", partial(rl.train, backend="numpy"))
+
+    def train(steps: int, *options: str) -> int:
+        few = ["--total", "16", "--set", "count=2", f"steps={steps}", "--directory", str(tmp_path), "--episodes", "0"]
+        return main(["train", "reinforce", "--env", "Catch", *few, *options])
+
+    def steps() -> int:
+        found: int = json.loads((tmp_path / "settings.json").read_text())["settings"]["steps"]
+        return found
+
+    assert train(2, "--every", "0") == 1
+    assert train(4) == 0
+    assert steps() == 4
+    assert train(8) == 1
+    assert steps() == 4
+    assert train(8, "--resume", "--every", "1") == 0  # there was no checkpoint yet: it begins anew
+    assert steps() == 8
+    assert train(4, "--resume") == 1  # another program than that of the checkpoint
+    assert steps() == 8
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,11 @@ def _check_directory(where: Path, resume: bool) -> None:
         )
 
 
+def begins_anew(where: Path, resume: bool) -> bool:
+    """Whether ``train`` begins a training there, rather than go on with one or refuse to."""
+    return Checkpoints(where).newest() is None and (resume or not (where / CSV_NAME).exists())
+
+
 def load_parameters(directory: PathLike) -> dict[str, Array]:
     """The parameters that a training in this directory has ended with."""
     path = Path(directory) / PARAMETERS
