@@ -261,15 +261,19 @@ def seed_words(seed: int) -> Array:
 def call_host(
     call: Node, arguments: Sequence[Array], sizes: tuple[int, ...], sequence: Point, bounds: Mapping[Any, int]
 ) -> tuple[Array, ...]:
-    """Make a host call: results for all points of a batch of these sizes."""
+    """Make a host call: results for all points of a batch of these sizes. Its arguments can only be read: backends may
+    hand out what they compute with."""
     dims: Domain = call.attributes["sequence"]
     function = call.attributes["function"]
+    for argument in arguments:
+        argument.setflags(write=False)
     try:
         returned = function(*arguments)
     except Exception as error:
         raise HostError(
             f"host function {_name(function)} raised {type(error).__name__} at {show_point(dims, sequence)}: {error}",
             places=[("called by", call.source)],
+            hint="arguments can only be read: write into copies, x = x.copy()" if "read-only" in str(error) else "",
         ) from error
     out = call.attributes["out"]
     here = ChainMap[Any, int](dict(zip(dims, sequence, strict=True)), bounds)  # type: ignore[arg-type]

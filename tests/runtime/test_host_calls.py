@@ -261,3 +261,44 @@ def test_what_a_function_is_given_is_handed_over(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(prog.compile({T: 4})().y, expected)
     assert {(2,), (3, 2)} <= set(handed)
     assert len(fetched) == 8
+
+
+@pytest.mark.parametrize("backend", ["evaluate", "numpy", "jax"])
+@pytest.mark.parametrize("grows", [False, True])
+def test_arguments_can_be_kept_and_not_written_to(backend: str, grows: bool) -> None:
+    kept: list[Any] = []
+
+    def keep(x: Any, n: Any, so_far: Any) -> Any:
+        assert all(isinstance(a, np.ndarray) and not a.flags.writeable for a in (x, n, so_far))
+        kept.append((x, n))
+        return x + 1
+
+    def write(x: Any) -> Any:
+        x += 1
+        return x
+
+    def run(prog: tp.Program, bounds: Any) -> None:
+        if backend == "evaluate":
+            prog.evaluate(bounds)
+        else:
+            prog.compile(bounds, backend)()
+
+    def program(function: Callable[..., Any], *others: bool) -> tuple[tp.Program, Any]:
+        with tp.Program() as prog:
+            t, T = prog.dim("t")
+            x = prog.recurrent("x", 2, domain=t)
+            x[0] = tp.zeros(2)
+            more = [t.value, x[0 : t + 1] if grows else x] if others else []
+            x[t + 1] = tp.host(function, x, *more, out=tp.spec(2), sequence=t)
+            prog.output("x", x)
+        return prog, T
+
+    prog, T = program(keep, True)
+    run(prog, {T: 4})
+    assert [(x.tolist(), n) for x, n in kept] == [([n, n], n) for n in range(4)]
+    prog, T = program(write)
+    with pytest.raises(tp.errors.HostError) as caught:
+        run(prog, {T: 4})
+    first, _, hint = str(caught.value).splitlines()
+    assert first == "host function write raised ValueError at t=0: output array is read-only"
+    assert hint == "  hint: arguments can only be read: write into copies, x = x.copy()"
