@@ -98,6 +98,52 @@ def test_a_budget_that_cannot_be_kept() -> None:
     assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
 
 
+def test_what_is_said_of_a_budget_is_true_of_what_xla_takes() -> None:
+    with tp.Program("chain") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", 8, domain=t)
+        y = prog.recurrent("y", 8, domain=t)
+        y[0] = x[0]
+        y[t] = tp.tanh(y[t - 1]) + x[t]
+        prog.output("y", y[T - 1])
+        prog.output("gradient", tp.grad(y[T - 1].sum(), x))
+    with pytest.raises(tp.errors.BudgetError) as caught:
+        prog.compile({T: 30}, "numpy", memory=1)
+    planned = caught.value.smallest
+    with pytest.raises(tp.errors.BudgetError) as caught:
+        prog.compile({T: 30}, memory=1)
+    smallest = caught.value.smallest
+    assert planned < smallest
+    assert str(caught.value) == (
+        "program 'chain' does not fit into 1 bytes: with the smallest blocks and stores in host memory it takes "
+        f"{planned} bytes, and compiled {smallest} bytes\n  hint: give memory={smallest}, or smaller bounds"
+    )
+    with pytest.raises(tp.errors.BudgetError) as caught:
+        prog.compile({T: 30}, memory=planned)
+    assert str(caught.value) == (
+        f"program 'chain' does not fit into {planned} bytes: compiled, it takes {smallest} bytes\n"
+        f"  hint: give memory={smallest}, or smaller bounds"
+    )
+    run = prog.compile({T: 30}, memory=smallest)
+    assert sum(run._machine.memory().values()) <= smallest
+
+
+@pytest.mark.parametrize("name", ["2d", "all steps", "t - 1", "t"])
+def test_blocks_of_dims_with_any_name(name: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim(name)
+        x = prog.input("x", 8, domain=t)
+        total = prog.recurrent("total", domain=t)
+        total[0] = tp.exp(x[0]).sum()
+        total[t] = total[t - 1] + tp.exp(x[t]).sum()
+        prog.output("last", total[T - 1])
+        prog.output("gradient", tp.grad(total[T - 1], x)[0])
+    whole = prog.compile({T: 64}, "numpy")
+    run = prog.compile({T: 64}, "numpy", memory=whole.storage.peak * 3 // 4)
+    assert run.plan.blocks.keys() == {name}
+    assert run(x=np.zeros((64, 8))).last == 512
+
+
 def test_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger budget would not help there."""
     monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: 100)

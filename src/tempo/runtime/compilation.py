@@ -166,7 +166,7 @@ class Compilation:
                 try:
                     chosen = planner.within(request.budget)
                 except BudgetError as error:
-                    raise self.too_large(error.message, error.smallest) from None
+                    raise self.too_large(*self.least(planner, error)) from None
                 if request.left is not None:
                     fits = chosen is planner.fastest()
                     self.peak = max(self.peak, chosen.storage.peak if fits else sys.maxsize)
@@ -208,7 +208,19 @@ class Compilation:
         split = split_fixed_reads(self.graph)
         return None if split is self.graph else self.without_tangles(split, wanted)
 
+    def least(self, planner: Planner, error: BudgetError) -> tuple[str, int]:
+        """What to say of a program that no plan makes fit, and the memory that it would fit into: with JAX, as XLA
+        compiles it, which may take more than was planned."""
+        self.take(planner.least())
+        if self.request.backend == "jax" and self.request.promised and not self.machine.calls:
+            with self.seconds.of("XLA"):
+                taken = sum(self.machine.memory().values())
+            if taken > error.smallest:
+                return f"{error.message}, and compiled {show_bytes(taken)}", taken
+        return error.message, error.smallest
+
     def take(self, planned: Planned) -> None:
+        self.chosen = planned
         self.graph, self.schedule, self.storage = planned.graph, planned.schedule, planned.storage
         rolled = rolls(self.rolls, self.storage) if planned.plan.roll else ()
         self.plan = replace(planned.plan, decisions=(*rolled, *decisions(planned)))
@@ -227,13 +239,14 @@ class Compilation:
                 taken = self.machine.taken(budget)
             if taken <= budget:
                 return
-            target = less(min(target, self.storage.peak), taken, budget)
+            # At last the least there is: what an error before this one may have named.
+            target = less(min(target, self.storage.peak), taken, budget) if rounds + 1 < MOST_ROUNDS else 0
             with self.seconds.of("plan"):
                 try:
                     planned = planner.within(target)
                 except BudgetError:
                     planned = planner.least()
-            if rounds == MOST_ROUNDS or planned.storage.peak >= self.storage.peak:
+            if rounds == MOST_ROUNDS or planned is self.chosen:
                 smallest = sum(self.machine.memory().values())
                 raise self.too_large(
                     f"program '{self.request.source.name}' does not fit into {show_bytes(budget)}: "

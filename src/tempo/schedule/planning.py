@@ -305,13 +305,15 @@ class Planner:
         return -max(depths) - 1 if depths else 0
 
     def dims(self) -> list[str]:
-        """The dims of which there may be blocks."""
+        """The dims of which there may be blocks: not those that Tempo made, which a plan could not name."""
+        declared = {
+            d.bound: d.name for d in reversed(self.source.dims)
+        }  # others that have the same bound come after it
         return [
             d.name
             for d in self.graph.dims
             if d.origin is d
-            # Dims that Tempo made have no names that a user could write.
-            and d.name.isidentifier()
+            and d.name in declared.values()
             and d not in self.unrolled
             and d.bound.evaluate(self.numbers) > 1
         ]
