@@ -11,10 +11,10 @@ import numpy as np
 from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError, ProgramError, ShapeError
-from tempo.graph.node import Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
+from tempo.graph.node import Domain, Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
 from tempo.source import user_line
-from tempo.symbolic import Condition, Expr, as_expr
-from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor
+from tempo.symbolic import Condition, Dim, Expr, as_expr
+from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, current_program
 
 if TYPE_CHECKING:
     from tempo.program import Program
@@ -142,13 +142,19 @@ def as_shape(shape: ShapeLike) -> Shape:
     return tuple(normal_size(size) for size in sizes)
 
 
-def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
-    """One number everywhere."""
+def full(
+    shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None, domain: Domain | Dim = ()
+) -> RecurrentTensor:
+    """One number everywhere, and at every step of the dims of ``domain``; or a tensor, in this shape and over these
+    dims as well as its own."""
+    from tempo.ops.elementwise import copy
     from tempo.ops.shaping import broadcast_to
 
     if isinstance(value, RecurrentTensor):
         target = value.dtype if dtype is None else dtypes.as_dtype(dtype)
-        return broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
+        found = broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
+        dims = found.program.as_domain(domain)
+        return found if set(dims) <= set(found.domain) else copy(found, dims)
     scalar = as_array(value)
     if scalar.shape != ():
         raise ShapeError(
@@ -157,20 +163,23 @@ def full(shape: ShapeLike, value: TensorLike, dtype: DTypeLike | None = None) ->
             hint="use tp.broadcast_to(value, shape)",
         )
     target = dtypes.scalar_dtype(scalar.item()) if dtype is None else dtypes.as_dtype(dtype)
-    return _full(as_shape(shape), _converted(scalar, target))
+    return _full(as_shape(shape), _converted(scalar, target), domain)
 
 
-def _full(shape: Shape, value: np.ndarray[Any, Any]) -> RecurrentTensor:
-    owner = next((getattr(s, "program", None) for s in shape_symbols(shape)), None)
-    return apply(FULL, (), program=owner, domain=dims_of(shape_symbols(shape)), shape=shape, value=value)
+def _full(shape: Shape, value: np.ndarray[Any, Any], domain: Domain | Dim) -> RecurrentTensor:
+    given = tuple(domain) if isinstance(domain, Iterable) else (domain,)
+    owners = (getattr(symbol, "program", None) for symbol in (*shape_symbols(shape), *given))
+    owner = next((program for program in owners if program is not None), None) or current_program()
+    dims = dims_of(shape_symbols(shape) | frozenset(owner.as_domain(domain)))
+    return apply(FULL, (), program=owner, domain=dims, shape=shape, value=value)
 
 
-def zeros(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
-    return full(shape, 0, dtype)
+def zeros(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT, domain: Domain | Dim = ()) -> RecurrentTensor:
+    return full(shape, 0, dtype, domain)
 
 
-def ones(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
-    return full(shape, 1, dtype)
+def ones(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT, domain: Domain | Dim = ()) -> RecurrentTensor:
+    return full(shape, 1, dtype, domain)
 
 
 def zeros_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:

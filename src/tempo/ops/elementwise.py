@@ -11,7 +11,7 @@ import numpy as np
 from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError
-from tempo.graph.node import Edge, Primitive, Shape
+from tempo.graph.node import Domain, Edge, Primitive, Shape
 from tempo.ops.common import broadcast_shapes, places, to_float
 from tempo.source import user_line
 from tempo.symbolic import Condition, Expr
@@ -576,9 +576,9 @@ def astype(x: TensorLike, dtype: DTypeLike) -> RecurrentTensor:
     return tensor if tensor.dtype == target else apply(CAST, (tensor,), dtype=target)
 
 
-def copy(x: TensorLike) -> RecurrentTensor:
-    """The same values as a tensor of its own."""
-    return apply(COPY, (as_tensor(x),))
+def copy(x: TensorLike, domain: Domain = ()) -> RecurrentTensor:
+    """The same values as a tensor of its own, over its dims and those of ``domain``."""
+    return apply(COPY, (as_tensor(x),), domain=domain)
 
 
 def stop_gradient(x: TensorLike) -> RecurrentTensor:

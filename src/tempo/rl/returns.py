@@ -158,15 +158,14 @@ def _backwards(name: str, t: tp.Dim, gain: Tensor, keep: Tensor, last: Any) -> t
 
 def _over(t: tp.Dim, x: Any) -> Tensor:
     """x as a tensor over t, and over its other dims."""
-    here: Tensor = x if t in x.domain else x + 0 * t.value
-    return here
+    return tp.full(x.shape, x, domain=t)
 
 
 def _tensors(t: tp.Dim, reward: Any, next_value: Any) -> tuple[Tensor, Tensor]:
     """Both as tensors: numbers have the dtype that the reward has."""
 
     def tensor(x: Any, dtype: Any) -> Tensor:
-        return x if isinstance(x, Tensor) else (0 * t.value).astype(dtype) + np.asarray(x, dtype)
+        return x if isinstance(x, Tensor) else tp.full(np.shape(x), tp.constant(x, dtype, program=t.program), domain=t)
 
     reward = tensor(reward, tp.float32)
     return reward, tensor(next_value, reward.dtype)

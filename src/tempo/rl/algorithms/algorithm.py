@@ -38,8 +38,7 @@ def emit_episodes(prog: tp.Program, steps: Steps, i: tp.Dim) -> None:
     """Emit, for every iteration i, how many ``episodes`` ended and their mean ``episode_return`` (nan if none did)."""
     ended = (steps.terminated | steps.truncated).astype(tp.float32)
     # Where episodes never end, nothing here goes over the dims of the rollout.
-    for dim in steps.episode_return.domain:
-        ended = ended if dim in ended.domain else ended + 0.0 * tp.index_value(dim).astype(tp.float32)
+    ended = tp.full(ended.shape, ended, domain=steps.episode_return.domain)
     total = ended * steps.episode_return
 
     def everywhere(x: Tensor) -> Tensor:
