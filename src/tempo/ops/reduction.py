@@ -100,7 +100,7 @@ def _extremum(name: str, function: Callable[..., Array], neutral: Callable[[DTyp
 
     def jax(jx: Jx, x: Padded, *, axes: tuple[int, ...], initial: Array | None) -> Any:
         # The neutral element also stands for the extremum of no elements, where ``reference`` raises.
-        fill = neutral(x.dtype)
+        fill = np.asarray(neutral(x.dtype), x.dtype)  # the greatest of uint32 is none of JAX's integers
         return getattr(jx.np, name)(jx.masked(x, axes, fill), axes, initial=fill if initial is None else initial)
 
     return Primitive(name, _infer, reference, _extremum_gradient, jax, lambda dtype, **_: neutral(dtype))
