@@ -92,6 +92,22 @@ def test_indices_that_are_out_of_range(run: Any, along: bool) -> None:
             run(prog, {T: 3}, **inputs)
 
 
+class WaitsForAGradient:
+    """Like a tensor of PyTorch that requires one."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_what_cannot_become_an_array(run: Any) -> None:
+    prog, T = double()
+    with pytest.raises(InputError) as caught:
+        run(prog, {T: 2}, x=WaitsForAGradient())
+    assert caught.value.message == "input 'x' has type WaitsForAGradient, which does not convert to float32"
+    with tp.Program(), pytest.raises(tp.errors.DtypeError, match="of type WaitsForAGradient cannot become a tensor"):
+        tp.constant(WaitsForAGradient())
+
+
 def test_results_are_copied_and_asked() -> None:
     prog, T = double()
     result = prog.evaluate({T: 2}, x=[1, 2])
@@ -213,3 +229,50 @@ def test_numbers_of_numpy() -> None:
     assert run(x=np.arange(4)).y.tolist() == [0, 2, 4, 6]
     assert run.plan.blocks == {"t": 2}
     assert prog.compile({T: 4}, memory="1TiB")(x=np.arange(4)).y.tolist() == [0, 2, 4, 6]
+
+
+MISTAKES = {
+    "einsum: <x over (), shape (3,), float32> does not say what is summed": (
+        lambda x, T: tp.einsum(x, x),
+        'indices come first, then the tensors: tp.einsum("ij,j->i", a, b)',
+    ),
+    "-1 is not a size": (lambda x, T: tp.eye(-1), "sizes are non-negative integers or index expressions"),
+    "2.5 is not a size": (lambda x, T: tp.eye(2.5), "sizes are non-negative integers or index expressions"),  # type: ignore[arg-type]
+    "eye: the size T is not known while the program is written": (
+        lambda x, T: tp.eye(T),
+        "compare indices: tp.equal(tp.arange(T).reshape((T, 1)), tp.arange(T))",
+    ),
+    "jax_function: 3 in out does not say what the function returns": (
+        lambda x, T: tp.jax_function(lambda x: x, x, out=3),  # type: ignore[arg-type]
+        "declare results as out=tp.spec(shape, dtype), or a list of those",
+    ),
+    "jax_function: result 0 of nothing is None, which is no array": (
+        lambda x, T: tp.jax_function(nothing, x, out=tp.spec(())),
+        "return one array for every spec of out, of arrays of JAX or numbers",
+    ),
+}
+
+
+def nothing(x: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_that_were_errors_of_pythons(message: str) -> None:
+    mistake, hint = MISTAKES[message]
+    with tp.Program() as prog:
+        _, T = prog.dim("t")
+        x = prog.input("x", 3)
+        with pytest.raises(tp.errors.TempoError) as caught:
+            mistake(x, T)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_what_the_hints_say(run: Any) -> None:
+    with tp.Program() as prog:
+        _, T = prog.dim("t")
+        prog.output("eye", tp.equal(tp.arange(T).reshape((T, 1)), tp.arange(T)))
+        prog.output("number", tp.jax_function(lambda x: 3.0, prog.input("x"), out=tp.spec(())))
+    found = run(prog, {T: 2}, x=0)
+    assert found.eye.tolist() == [[True, False], [False, True]]
+    assert found.number == 3

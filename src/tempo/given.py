@@ -235,7 +235,7 @@ def _as_array(value: Any) -> Array:
         return in_native_order(np.asarray(value))
     except TempoError:
         raise
-    except (TypeError, ValueError):  # rows of different lengths
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths; a tensor that waits for a gradient
         return np.empty((), object)
 
 

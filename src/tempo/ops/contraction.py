@@ -19,6 +19,7 @@ from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
 from tempo.ops.common import accumulate_in, normal_axis, places
 from tempo.ops.reduction import sum as sum_
 from tempo.ops.shaping import reshape, transpose
+from tempo.source import user_line
 from tempo.tensor import RecurrentTensor, TensorLike, apply, coerce
 
 if TYPE_CHECKING:
@@ -165,6 +166,12 @@ def einsum(subscripts: str, *operands: TensorLike) -> RecurrentTensor:
     Without ``->`` the result has the indices that occur once, in alphabetical order. ``...`` stands for leading
     axes, which broadcast.
     """
+    if not isinstance(subscripts, str):
+        raise ShapeError(
+            f"einsum: {subscripts!r} does not say what is summed",
+            places=[("here", user_line())],
+            hint='indices come first, then the tensors: tp.einsum("ij,j->i", a, b)',
+        )
     tensors = _numbers("einsum", *operands) if operands else ()
     edges = [x.edge for x in tensors]
     text = subscripts.replace(" ", "")

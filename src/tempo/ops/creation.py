@@ -115,7 +115,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
         array = in_native_order(np.asarray(value))
     except ProgramError:  # a list of tensors
         raise
-    except (TypeError, ValueError):  # rows of different lengths
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths; a tensor that waits for a gradient
         array = np.empty((), object)
     if array.dtype not in dtypes.ALL:
         raise DtypeError(
@@ -207,7 +207,14 @@ def arange(start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike =
 
 def eye(size: int, dtype: DTypeLike = dtypes.DEFAULT_FLOAT) -> RecurrentTensor:
     """The identity matrix."""
-    return constant(np.eye(size, dtype=np.int8), dtype)
+    (length,) = as_shape(size)
+    if isinstance(length, Expr):
+        raise ShapeError(
+            f"eye: the size {size} is not known while the program is written",
+            places=[("here", user_line())],
+            hint=f"compare indices: tp.equal(tp.arange({size}).reshape(({size}, 1)), tp.arange({size}))",
+        )
+    return constant(np.eye(length, dtype=np.int8), dtype)
 
 
 def index_value(expr: Expr, *, program: Program | None = None) -> RecurrentTensor:

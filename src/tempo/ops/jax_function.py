@@ -99,7 +99,7 @@ def jax_function(function: Callable[..., Any], *arguments: TensorLike, out: Spec
     program = common_program([a for a in arguments if isinstance(a, RecurrentTensor)])
     tensors = [as_tensor(a, program) for a in arguments]
     single = isinstance(out, Spec)
-    specs: Sequence[Any] = (out,) if single else tuple(out)
+    specs: Sequence[Any] = tuple(out) if isinstance(out, list | tuple) and not single else (out,)
     for declared in specs:
         if not isinstance(declared, Spec):
             raise ProgramError(
@@ -137,7 +137,20 @@ def _check_shapes(function: Callable[..., Any], tensors: Sequence[RecurrentTenso
 
 def _results(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
     found = function(*arrays)
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+    return tuple(_array(function, n, r) for n, r in enumerate(found if isinstance(found, tuple | list) else (found,)))
+
+
+def _array(function: Callable[..., Any], position: int, result: Any) -> Any:
+    import jax.numpy as jnp
+
+    try:
+        return jnp.asarray(result)
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"jax_function: result {position} of {_name(function)} is {result!r}, which is no array",
+            places=[("here", user_line())],
+            hint="return one array for every spec of out, of arrays of JAX or numbers",
+        ) from None
 
 
 def _checked(function: Callable[..., Any], position: int, result: Any, shape: Any, dtype: DType) -> Any:
