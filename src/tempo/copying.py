@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
 from tempo.errors import ProgramError, user_line
@@ -33,7 +34,7 @@ class PartOfProgram:
         return str(self)
 
 
-class OneOfAKind:
+class OneOfAKind(ABC):
     """What changes while it is used, and refers to parts of a program: there are no copies of it."""
 
     __slots__ = ()
@@ -53,5 +54,6 @@ class OneOfAKind:
             f"{self._named()} cannot be {done}", places=[("here", user_line())], hint=type(self)._instead
         )
 
+    @abstractmethod
     def _named(self) -> str:
-        raise NotImplementedError
+        """What an error calls it."""

@@ -81,7 +81,8 @@ class HostCall:
         found = []
         for edge, leading, array in zip(self.node.edges, self.leading, arrays, strict=True):
             sizes = (*(d.bound.evaluate(here) for d in leading), *resolve(edge.shape, here))
-            found.append(np.asarray(np.asarray(array)[tuple(slice(0, size) for size in sizes)]))
+            # What has no axes is an array, too: that is what the dots are for.
+            found.append(np.asarray(array)[(*(slice(0, size) for size in sizes), ...)])
         return found
 
 
