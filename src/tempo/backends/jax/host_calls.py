@@ -82,7 +82,8 @@ class HostCall:
         for edge, leading, array in zip(self.node.edges, self.leading, arrays, strict=True):
             sizes = (*(d.bound.evaluate(here) for d in leading), *resolve(edge.shape, here))
             # What has no axes is an array, too: that is what the dots are for.
-            found.append(np.asarray(array)[(*(slice(0, size) for size in sizes), ...)])
+            inside: Any = (*(slice(0, size) for size in sizes), ...)
+            found.append(np.asarray(array)[inside])
         return found
 
 
