@@ -1605,7 +1605,7 @@ def test_a_state_without_next() -> None:
         errors.ProgramError,
         "state w has an initial value but no next one",
         '  w: FILE: w = prog.state("w", 1.0, over=i)',
-        "  hint: say what it becomes: w.next = ...",
+        "  hint: say what it becomes: w.next = ... (w.next = w keeps it)",
     ):
         prog.evaluate({I: 3})
 

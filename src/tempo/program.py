@@ -511,7 +511,7 @@ class Program(OneOfAKind):
             raise ProgramError(
                 f"state {node.label} has an initial value but no next one",
                 places=[(node.label, node.source)],
-                hint=f"say what it becomes: {node.label}.next = ...",
+                hint=f"say what it becomes: {node.label}.next = ... ({node.label}.next = {node.label} keeps it)",
             )
 
     def check_symbols(self, symbols: Iterable[Symbol]) -> None:

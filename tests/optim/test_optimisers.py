@@ -189,3 +189,83 @@ def test_schedules_of_few_steps() -> None:
 
 def test_no_gradients_are_not_clipped() -> None:
     assert optim.clip_by_global_norm({}, 1.0) == {}
+
+
+def test_schedules_of_as_many_steps_as_there_are() -> None:
+    """A bound's number is not known while the program is written."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        half = prog.input("half", dtype="int32")
+        prog.output("linear", optim.linear(1.0, 0.0, I)(i.value))
+        prog.output("cosine", optim.cosine(1.0, 0.0, I - 1)(i.value))
+        prog.output("warmup", optim.warmup(I // 2, optim.linear(1.0, 0.0, half))(i.value))
+    found = prog.evaluate({I: 4}, half=2)
+    np.testing.assert_allclose(found.linear, [1, 0.75, 0.5, 0.25])
+    np.testing.assert_allclose(found.cosine, [1, 0.75, 0.25, 0], atol=1e-7)
+    np.testing.assert_allclose(found.warmup, [0, 0.5, 1, 0.5])
+    np.testing.assert_allclose(prog.compile({I: 4})(half=2).warmup, found.warmup)
+
+
+TENSORS: dict[str, tuple[Callable[..., optim.Optimiser], dict[str, float]]] = {
+    "sgd": (optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    "rmsprop": (optim.RMSProp, {"decay": 0.9, "epsilon": 1e-3, "momentum": 0.5, "weight_decay": 0.1}),
+    "adam": (optim.Adam, {"first": 0.8, "second": 0.9, "epsilon": 1e-3, "weight_decay": 0.1}),
+    "adamw": (optim.AdamW, {"first": 0.8, "second": 0.9, "epsilon": 1e-3, "weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_settings_are_numbers_or_tensors(case: str) -> None:
+    make, settings = TENSORS[case]
+
+    def last(of: Callable[[tp.Program, str, float], Any], **inputs: float) -> np.ndarray:
+        with tp.Program() as prog:
+            i, I = prog.dim("i")
+            with prog.training(over=i):
+                w = prog.param("w", (3,), init=np.arange(3.0))
+            found = {name: of(prog, name, value) for name, value in settings.items()}
+            if "first" in found:
+                found["betas"] = (found.pop("first"), found.pop("second"))
+            make(0.1, **found).update({"w": w}, tp.grad(tp.sum(tp.square(w - 1)), {"w": w}))
+            prog.output("w", w.final)
+        return prog.evaluate({I: 5}, **inputs).w
+
+    numbers = last(lambda prog, name, value: value)
+    tensors = last(lambda prog, name, value: prog.input(name), **settings)
+    np.testing.assert_allclose(tensors, numbers, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_given_to_optimisers() -> None:
+    with tp.Program() as prog:
+        i, _ = prog.dim("i")
+        with prog.training(over=i):
+            w = prog.param("w", (2,), init=np.zeros(2))
+        gradient = tp.grad(tp.sum(tp.square(w)), w)
+        for parameters, gradients, message in (
+            ([w], {"w": gradient}, "the parameters are a list, not a dict by name"),
+            ({"w": w}, gradient, "the gradients are a tensor, not a dict by name"),
+            ({"w": w}, {"w": tp.sum(gradient)}, "the gradient for w has the shape (), w has (2,)"),
+        ):
+            with pytest.raises(tp.TempoError) as caught:
+                optim.SGD(0.1).update(parameters, gradients)  # type: ignore[arg-type]
+            assert caught.value.message == message
+        with pytest.raises(tp.errors.ProgramError) as caught:
+            optim.clip_by_global_norm([gradient], 1.0)  # type: ignore[arg-type]
+        assert caught.value.message == "the gradients are a list, not a dict by name"
+        with pytest.raises(tp.errors.ProgramError) as caught:
+            optim.clip_by_global_norm({"w": gradient}, -1.0)
+        assert caught.value.message == "clip_by_global_norm: no gradient is as short as -1.0"
+        # An array is a gradient that is always the same.
+        optim.SGD(0.1).update({"w": w}, {"w": np.ones(2)})  # type: ignore[dict-item]
+        prog.output("w", w)
+        prog.output("none", optim.global_norm({}))
+    found = prog.evaluate({"I": 3})
+    np.testing.assert_allclose(found.w, [[0, 0], [-0.1, -0.1], [-0.2, -0.2], [-0.3, -0.3]], rtol=1e-6)
+    assert found.none == 0
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1.0), (-0.1, 0.9), 0.9])
+def test_averages_that_are_none(betas: Any) -> None:
+    with pytest.raises(tp.errors.ProgramError) as caught:
+        optim.AdamW(0.1, betas)
+    assert caught.value.message == f"AdamW: betas are {betas}, not two numbers from 0 to below 1"

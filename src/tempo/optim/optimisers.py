@@ -10,13 +10,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tempo as tp
 from tempo.nn.precision import wide
+from tempo.optim.clipping import by_name
 from tempo.optim.schedules import Schedule
 
 Tensor = tp.RecurrentTensor
+Number: TypeAlias = float | tp.RecurrentTensor
 
 # Parameters with at most so many elements share a vector.
 SMALL = 2**16
@@ -27,15 +29,16 @@ class Optimiser(ABC):
 
     ``rate`` is the learning rate: a number, a tensor, or a function of how many steps have been made, a tensor as well
     (``optim.linear`` and others make such functions). ``weight_decay`` adds that much of a parameter to its gradient.
+    It and other settings are numbers or tensors: an input that is one changes without compiling again.
     """
 
-    def __init__(self, rate: float | Tensor | Schedule, weight_decay: float = 0.0) -> None:
+    def __init__(self, rate: Number | Schedule, weight_decay: Number = 0.0) -> None:
         self.rate = rate
         self.weight_decay = weight_decay
 
     def update(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Say what parameters, which are states, become: sets ``.next`` of each."""
-        _check(parameters, gradients)
+        gradients = _checked(parameters, gradients)
         for group in _groups(parameters):
             with_decay = [self._decayed(parameters[name], gradients[name]) for name in group.names]
             count = _count(group.over)
@@ -54,7 +57,7 @@ class Optimiser(ABC):
 
     def _decayed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         gradient = wide(gradient)
-        return gradient + self.weight_decay * wide(parameter) if self.weight_decay else gradient
+        return gradient if _is_zero(self.weight_decay) else gradient + self.weight_decay * wide(parameter)
 
 
 class SGD(Optimiser):
@@ -63,13 +66,13 @@ class SGD(Optimiser):
 
     def __init__(
         self,
-        rate: float | Tensor | Schedule,
-        momentum: float = 0.0,
+        rate: Number | Schedule,
+        momentum: Number = 0.0,
         nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: Number = 0.0,
     ) -> None:
         super().__init__(rate, weight_decay)
-        if nesterov and not momentum:
+        if nesterov and _is_zero(momentum):
             raise tp.errors.ProgramError(
                 "SGD: nesterov looks ahead along the momentum, which is 0",
                 places=[("here", tp.errors.user_line())],
@@ -79,7 +82,7 @@ class SGD(Optimiser):
         self.nesterov = nesterov
 
     def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
-        if not self.momentum:
+        if _is_zero(self.momentum):
             return gradient
         velocity = moments("velocity", lambda before: self.momentum * before + gradient)
         return gradient + self.momentum * velocity if self.nesterov else velocity
@@ -90,11 +93,11 @@ class RMSProp(Optimiser):
 
     def __init__(
         self,
-        rate: float | Tensor | Schedule,
-        decay: float = 0.99,
-        epsilon: float = 1e-8,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        rate: Number | Schedule,
+        decay: Number = 0.99,
+        epsilon: Number = 1e-8,
+        momentum: Number = 0.0,
+        weight_decay: Number = 0.0,
     ) -> None:
         super().__init__(rate, weight_decay)
         self.decay = decay
@@ -104,7 +107,9 @@ class RMSProp(Optimiser):
     def step(self, gradient: Tensor, moments: _Moments, count: Tensor) -> Tensor:
         square = moments("square", lambda before: self.decay * before + (1 - self.decay) * tp.square(gradient))
         scaled = gradient / (tp.sqrt(square) + self.epsilon)
-        return moments("velocity", lambda before: self.momentum * before + scaled) if self.momentum else scaled
+        if _is_zero(self.momentum):
+            return scaled
+        return moments("velocity", lambda before: self.momentum * before + scaled)
 
 
 class Adam(Optimiser):
@@ -112,12 +117,20 @@ class Adam(Optimiser):
 
     def __init__(
         self,
-        rate: float | Tensor | Schedule = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
+        rate: Number | Schedule = 1e-3,
+        betas: tuple[Number, Number] = (0.9, 0.999),
+        epsilon: Number = 1e-8,
+        weight_decay: Number = 0.0,
     ) -> None:
         super().__init__(rate, weight_decay)
+        # An average that keeps all of what was before, 1, never gets anything new: 0 / 0.
+        pair = isinstance(betas, Sequence) and len(betas) == 2
+        if not pair or not all(isinstance(beta, Tensor) or 0 <= beta < 1 for beta in betas):
+            raise tp.errors.ProgramError(
+                f"{type(self).__name__}: betas are {betas}, not two numbers from 0 to below 1",
+                places=[("here", tp.errors.user_line())],
+                hint=f"optim.{type(self).__name__}(rate, betas=(0.9, 0.999))",
+            )
         self.betas = betas
         self.epsilon = epsilon
 
@@ -127,9 +140,12 @@ class Adam(Optimiser):
         square = moments("square", lambda before: second * before + (1 - second) * tp.square(gradient))
         made = (count + 1).astype(gradient.dtype)
 
-        def unbiased(average: Tensor, beta: float) -> Tensor:
+        def unbiased(average: Tensor, beta: Number) -> Tensor:
             """Averages begin at zero, which must not hold them back: divided by ``1 - beta ** made``."""
-            return average / -tp.expm1(math.log(beta) * made) if beta else average
+            if _is_zero(beta):
+                return average
+            log = tp.log(beta) if isinstance(beta, Tensor) else math.log(beta)
+            return average / -tp.expm1(log * made)
 
         return unbiased(mean, first) / (tp.sqrt(unbiased(square, second)) + self.epsilon)
 
@@ -139,10 +155,10 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        rate: float | Tensor | Schedule = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        weight_decay: float = 1e-2,
+        rate: Number | Schedule = 1e-3,
+        betas: tuple[Number, Number] = (0.9, 0.999),
+        epsilon: Number = 1e-8,
+        weight_decay: Number = 1e-2,
     ) -> None:
         super().__init__(rate, betas, epsilon)
         self.shortening = weight_decay
@@ -235,7 +251,16 @@ def _is_updated(parameter: tp.State) -> bool:
         return False
 
 
-def _check(parameters: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
+def _is_zero(setting: Number) -> bool:
+    """Whether it is known to be zero: of a tensor nothing is known while the program is written."""
+    return not isinstance(setting, Tensor) and not setting
+
+
+def _checked(parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The gradients of the parameters, as tensors."""
+    for what, given in (("parameters", parameters), ("gradients", gradients)):
+        by_name(what, given)
+    found = {}
     for name, parameter in parameters.items():
         if not isinstance(parameter, tp.State):
             raise tp.errors.ProgramError(
@@ -255,3 +280,12 @@ def _check(parameters: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> No
                 places=[("here", tp.errors.user_line())],
                 hint="gradients = tp.grad(loss, parameters), with the same names",
             )
+        gradient = gradients[name]
+        found[name] = gradient if isinstance(gradient, Tensor) else tp.constant(gradient, dtype=parameter.dtype)
+        if found[name].shape != parameter.shape:
+            raise tp.errors.ShapeError(
+                f"the gradient for {name} has the shape {found[name].shape}, {name} has {parameter.shape}",
+                places=[("here", tp.errors.user_line()), (parameter.name, parameter.edge.node.source)],
+                hint="gradients = tp.grad(loss, parameters), with the same names",
+            )
+    return found
