@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -243,9 +244,29 @@ class Words(Parts):
     observation_space = gymnasium.spaces.Dict({"word": gymnasium.spaces.Text(3)})
 
 
+class Pair(Parts):
+    action_space = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(2),))
+
+
+class Checking(Parts):
+    """Takes no actions but those of its space."""
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return (*super().step(action)[:1], float(action.sum()), False, False, {})
+
+
+class Switches(Checking):
+    action_space = gymnasium.spaces.MultiBinary(2)
+
+
+class Notches(Checking):
+    action_space = gymnasium.spaces.Box(-3, 3, (2,), np.int32)
+
+
 @pytest.fixture
 def registered() -> Iterator[None]:
-    names = {"Parts-v0": Parts, "Words-v0": Words}
+    names = {"Parts-v0": Parts, "Words-v0": Words, "Pair-v0": Pair, "Switches-v0": Switches, "Notches-v0": Notches}
     for name, kind in names.items():
         gymnasium.register(name, kind)
     yield
@@ -276,6 +297,26 @@ def test_observations_of_several_pieces_and_several_actions(registered: None) ->
     assert result.reward.tolist() == 2 * [4 * [12]]
 
 
+@pytest.mark.parametrize(
+    ("name", "action", "done", "rewards"),
+    [
+        ("Switches-v0", rl.MultiDiscrete((2, 2)), [1, 0], [1, 1]),
+        ("Notches-v0", rl.Box((2,), -3, 3), [0.6, 8.0], [4, 4]),
+    ],
+)
+def test_actions_are_those_that_an_environment_takes(
+    name: str, action: Any, done: Any, rewards: Any, registered: None
+) -> None:
+    env = rl.Gymnasium(name, 1)
+    assert env.action == action
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        steps = rl.Rollout(env, over=t, batch=b).step(tp.constant(done) + 0 * t.value + 0 * b.value)
+        prog.output("reward", steps.reward)
+    assert prog.evaluate({B: 1, T: 2}).reward.tolist() == [rewards]
+
+
 def test_ppo_with_several_actions(registered: None) -> None:
     env = rl.Gymnasium("Parts-v0", 2, seed=0)
     parts = {"policy": rl.Policy(env, hidden=(4,)), "critic": rl.Critic(env, hidden=(4,))}
@@ -290,8 +331,13 @@ def test_spaces_that_are_no_arrays(registered: None) -> None:
         rl.Gymnasium("Words-v0", 2)
     assert error.value.message == (
         "the observations of Words-v0 are Dict('word': Text(1, 3, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        "abcdefghijklmnopqrstuvwxyz)), which is no array of a fixed shape"
+        "abcdefghijklmnopqrstuvwxyz)), which Tempo has no tensor for"
     )
+    assert error.value.hint == "wrap the environment, e.g. with gymnasium.wrappers.FlattenObservation"
+    with pytest.raises(tp.errors.ProgramError) as error:
+        rl.Gymnasium("Pair-v0", 2)
+    assert error.value.message == "the actions of Pair-v0 are Tuple(Discrete(2)), which Tempo has no tensor for"
+    assert error.value.hint == "wrap the environment, e.g. with gymnasium.wrappers.TransformAction"
     with pytest.raises(tp.errors.ProgramError) as error:
         env = rl.Gymnasium("CartPole-v1", 2)
         with tp.Program("pieces"):
@@ -321,3 +367,80 @@ def test_dims_that_do_not_fit() -> None:
 def test_an_environment_that_there_is_not():
     with pytest.raises(tp.errors.ProgramError, match=r"Gymnasium cannot make 'NoSuch-v1': .*doesn't exist"):
         rl.Gymnasium("NoSuch-v1", 2)
+
+
+class Counter(rl.Environment):
+    """Counts, and says so in plain numbers."""
+
+    action = rl.Discrete(2)
+
+    def __init__(self, dtype: Any = tp.float32) -> None:
+        super().__init__(limit=2, dtype=dtype)
+        self.observation = tp.spec((), dtype)
+
+    def start(self, domain: Any) -> Any:
+        return 0.5
+
+    def observe(self, x: Any) -> Any:
+        return x
+
+    def dynamics(self, x: Any, action: Any) -> Any:
+        return x + 1, 1.0, False
+
+
+@pytest.mark.parametrize("dtype", [tp.float32, tp.float64])
+def test_an_environment_of_plain_numbers(dtype: Any) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        play = rl.Rollout(Counter(dtype), over=t)
+        steps = play.step(tp.constant(0))
+        prog.output("seen", play.observation)
+        prog.output("so_far", steps.episode_return)
+    found = prog.evaluate({T: 4})
+    assert found.seen.dtype == found.so_far.dtype == dtype
+    assert found.seen.tolist() == [0.5, 1.5, 0.5, 1.5]
+    assert found.so_far.tolist() == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("build", [rl.reinforce, functools.partial(rl.ppo, epochs=1, normalise_rewards=True)])
+def test_algorithms_in_double_precision(build: Any) -> None:
+    """The environment's: networks stay in single precision."""
+    algorithm = build(Counter(tp.float64), iterations=2, count=2, steps=2)
+    returns = algorithm.program.evaluate(algorithm.bounds).emits["episode_return"]
+    assert [float(record.value) for record in returns] == [2, 2]
+
+
+class Pairs(Counter):
+    def observe(self, x: Any) -> Any:
+        return tp.stack([x, x])
+
+
+class Endless(Counter):
+    def dynamics(self, x: Any, action: Any) -> Any:
+        return x, tp.stack([x, x]), False
+
+
+class Wavering(Counter):
+    def dynamics(self, x: Any, action: Any) -> Any:
+        return x, x, 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Pairs, "an observation of Pairs is float32 of the shape (2,), not of the shape (), as its attribute says"),
+        (Endless, "a reward of Endless is float32 of the shape (2,), not a number"),
+        (Wavering, "an end of Wavering is float32 of the shape (), not a bool"),
+    ],
+)
+def test_environments_that_give_something_else(kind: Any, message: str) -> None:
+    with tp.Program() as prog, pytest.raises(tp.errors.ShapeError) as error:
+        t, _ = prog.dim("t")
+        rl.Rollout(kind(), over=t).step(tp.constant(0))
+    assert error.value.message == message
+
+
+def test_parts_of_what_is_no_vector() -> None:
+    with pytest.raises(tp.errors.ShapeError) as error:
+        rl.PartlySeen(rl.Catch(4, 3), (0,))
+    assert error.value.message == "Catch has observations of the shape (4, 3), which is no vector"

@@ -54,8 +54,9 @@ class Running:
 def discounted_so_far(prog: tp.Program, made: Steps, over: tuple[tp.Dim, tp.Dim], b: tp.Dim, gamma: float) -> Tensor:
     """The rewards of every episode up to each step, earlier ones discounted more: what returns vary like."""
     i, t = over
-    start = prog.state("so_far.start", tp.zeros(()), over=i, domain=b)
-    before = prog.recurrent("so_far", (), tuple(d for d in prog.dims if d in (i, b, t)))
+    dtype = made.reward.dtype
+    start = prog.state("so_far.start", tp.zeros((), dtype=dtype), over=i, domain=b)
+    before = prog.recurrent("so_far", (), tuple(d for d in prog.dims if d in (i, b, t)), dtype)
     total = made.reward + gamma * before
     kept = tp.where(made.terminated | made.truncated, 0.0, total)
 

@@ -149,7 +149,7 @@ def _backwards(name: str, t: tp.Dim, gain: Tensor, keep: Tensor, last: Any) -> t
     """x[t] = gain[t] + keep[t] x[t + 1], with x[T] = last: x[t] and x[t + 1], both for the steps before T."""
     like = _over(t, gain + keep)
     x = like.program.recurrent(name, like.shape, like.domain, like.dtype)
-    x[tuple(t.bound if d is t else d for d in like.domain)] = last
+    x[tuple(t.bound if d is t else d for d in like.domain)] = tp.astype(last, like.dtype)
     ahead = _at(x, t, t + 1)
     here = gain + keep * ahead
     x[like.domain] = here

@@ -85,11 +85,35 @@ class Environment(ABC):
 
     def reset(self, domain: Domain) -> EnvironmentState:
         """A new episode at every point of ``domain``."""
-        return EnvironmentState(self.start(domain), tp.zeros((), dtype=tp.int32))
+        return EnvironmentState(self._tensor(self.start(domain)), tp.zeros((), dtype=tp.int32))
 
     def step(self, state: EnvironmentState, action: Tensor) -> Transition:
         """Where an action leads. An episode that has ended has to be ``reset``."""
-        x, reward, terminated = self.dynamics(state.x, action)
+        x, reward, terminated = map(self._tensor, self.dynamics(state.x, action))
+        self._expect("a reward", reward, "a number", reward.shape == () and reward.dtype != tp.bool_)
+        self._expect("an end", terminated, "a bool", terminated.shape == () and terminated.dtype == tp.bool_)
         steps = state.steps + 1
         truncated = steps >= self.limit if self.limit is not None else tp.zeros((), dtype=tp.bool_)
-        return Transition(EnvironmentState(x, steps), self.observe(x), reward, terminated, truncated)
+        return Transition(EnvironmentState(x, steps), self.checked_observation(x), reward, terminated, truncated)
+
+    def checked_observation(self, x: Tensor) -> Tensor:
+        """What is seen there, ``observe(x)``, checked: networks are made for the shape of ``self.observation``."""
+        found = self._tensor(self.observe(x))
+        wanted = self.observation.shape
+        self._expect("an observation", found, f"of the shape {wanted}, as its attribute says", found.shape == wanted)
+        return found
+
+    def _tensor(self, value: Any) -> Tensor:
+        """What is the same at every point may be a number or an array."""
+        if isinstance(value, Tensor):
+            return value
+        number: Tensor = tp.constant(value)
+        return number.astype(self.dtype) if number.dtype == tp.float32 else number
+
+    def _expect(self, what: str, found: Tensor, wanted: str, fits: bool) -> None:
+        if not fits:
+            raise tp.errors.ShapeError(
+                f"{what} of {type(self).__name__} is {found.dtype.name} of the shape {found.shape}, not {wanted}",
+                places=[("here", tp.errors.user_line())],
+                hint="dynamics(x, action) gives the next x, a reward and a bool (the end); observe(x) what is seen",
+            )

@@ -18,8 +18,8 @@ class Gymnasium:
     """``count`` copies of the Gymnasium environment ``name``, stepped together by ``gymnasium.vector``.
 
     To be given to ``rl.Rollout``, with a batch dim whose bound is ``count``. Every run of the program starts with a
-    reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes. Further
-    keywords are those of ``gymnasium.make_vec``.
+    reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes, and rounded if
+    that is integers. Further keywords are those of ``gymnasium.make_vec``.
 
     An observation that is a dictionary or a tuple becomes one vector of floats; ``pieces(observation)`` are its parts.
     """
@@ -65,6 +65,9 @@ class Gymnasium:
         elif isinstance(done, gymnasium.spaces.MultiDiscrete) and done.nvec.ndim == 1:
             self.action = MultiDiscrete(tuple(int(n) for n in done.nvec))
             self._first_action = done.start
+        elif isinstance(done, gymnasium.spaces.MultiBinary) and len(done.shape) == 1:
+            self.action = MultiDiscrete(done.shape[0] * (2,))
+            self._first_action = 0
         elif isinstance(done, gymnasium.spaces.Box):
             self.action = Box(done.shape, float(done.low.min()), float(done.high.max()))
             self._limits = done.low, done.high
@@ -96,6 +99,9 @@ class Gymnasium:
                 actions = actions.astype(np.int64) + self._first_action
             else:
                 actions = np.clip(actions.reshape(-1, *self.action.shape), *self._limits)
+                dtype = self.envs.single_action_space.dtype
+                # A policy draws numbers with fractions; environments with steps between them get the nearest one.
+                actions = (np.rint(actions) if np.issubdtype(dtype, np.integer) else actions).astype(dtype)
             if self.frames is not None:
                 self.frames.append(np.asarray(self.envs.render()[0]))
             observation, reward, terminated, truncated, info = self.envs.step(actions)
@@ -181,8 +187,9 @@ def _package() -> Any:
 
 
 def _unsupported(name: str, what: str, space: Any) -> tp.errors.ProgramError:
+    wrapper = "FlattenObservation" if what == "observations" else "TransformAction"
     return tp.errors.ProgramError(
-        f"the {what} of {name} are {space}, which is no array of a fixed shape",
+        f"the {what} of {name} are {space}, which Tempo has no tensor for",
         places=[("here", tp.errors.user_line())],
-        hint="wrap the environment, e.g. with gymnasium.wrappers.FlattenObservation",
+        hint=f"wrap the environment, e.g. with gymnasium.wrappers.{wrapper}",
     )

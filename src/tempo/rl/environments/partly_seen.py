@@ -19,6 +19,12 @@ class PartlySeen(Environment):
 
     def __init__(self, env: Environment, seen: Sequence[int]) -> None:
         super().__init__(env.limit, env.dtype)
+        if len(env.observation.shape) != 1:
+            raise tp.errors.ShapeError(
+                f"{type(env).__name__} has observations of the shape {env.observation.shape}, which is no vector",
+                places=[("here", tp.errors.user_line())],
+                hint="rl.PartlySeen sees some numbers of a vector, e.g. rl.PartlySeen(rl.CartPole(), (0, 2))",
+            )
         self.env = env
         self.seen = tuple(seen)
         self.action = env.action

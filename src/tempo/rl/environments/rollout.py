@@ -64,7 +64,7 @@ class Rollout:
         if isinstance(env, Environment):
             first = env.reset(self.batch)
             self._state = EnvironmentState(self._carried("x", first.x), self._carried("steps", first.steps))
-            self.observation = env.observe(self._state.x)
+            self.observation = env.checked_observation(self._state.x)
         else:
             self.observation = self._carried("observation", env.reset(self.batch))
 
