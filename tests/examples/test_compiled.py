@@ -11,7 +11,7 @@ import tempo as tp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # These compile their programs themselves, and have tests of their own.
-OWN = ("demo", "character_model", "ppo_cartpole")
+OWN = ("demo", "character_model", "ppo_cartpole", "selective_scan")
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OWN)
 
 

@@ -21,7 +21,7 @@ import tempo as tp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The demonstration prints more, the others train for longer; they have tests of their own.
-OWN = ("demo", "character_model", "ppo_cartpole")
+OWN = ("demo", "character_model", "ppo_cartpole", "selective_scan")
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OWN)
 
 Array = Any
