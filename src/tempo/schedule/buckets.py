@@ -29,7 +29,8 @@ RUNS = 100
 CPU_SPEED = 1e10
 GPU_SPEED = 3e12
 
-# A loop has at most so many pieces, of at least so many steps; they begin at multiples of that.
+# A loop has at most so many pieces, which begin at multiples of so many steps; the first and the last may have half as
+# many.
 MOST_PIECES = 8
 LEAST_STEPS = 64
 
