@@ -194,6 +194,25 @@ def test_a_run_goes_on_with_another_backend(saves: str, loads: str, tmp_path: Pa
     assert [r.point["t"] for r in rest.emits["norm"]] == list(range(9, 20))
 
 
+def test_constants_in_double_precision_keep_all_bits(tmp_path: Path) -> None:
+    """JAX made them when they were saved, in single precision; it reads none of them itself, but NumPy does."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        w = prog.state("w", tp.full((3,), 0.1, dtype=tp.float64), over=i)
+        w.next = w * tp.full((3,), 1.1, dtype=tp.float64)
+        prog.emit("w", w)
+    first = prog.compile({I: 6}).stream()
+    run = prog.compile({I: 6})
+    stream = run.stream()
+    for _ in range(3):
+        next(stream)
+    run.save(tmp_path / "run")
+    later = prog.compile({I: 6}, backend="numpy")
+    later.load(tmp_path / "run")
+    values = [record.value for record in first][3:]
+    np.testing.assert_allclose([record.value for record in later.stream()], values, rtol=1e-14)
+
+
 @backends
 def test_a_run_that_is_over_gives_its_outputs_again(backend: str, tmp_path: Path) -> None:
     run = walk(20, backend)

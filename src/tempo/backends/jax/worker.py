@@ -182,12 +182,13 @@ class JaxWorker:
 
     def kept(self, needed: set[Node]) -> dict[Any, Any]:
         self.catch_up()
-        on_device = {
-            key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
-            for key, value in self.state.items()
-            if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
-        }
-        on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
+        with self.machine.settings():  # without them, what is made here has 32 bits
+            on_device = {
+                key: value if isinstance(key, Bound) or key.op is HOST else self.whole(key, value)
+                for key, value in self.state.items()
+                if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
+            }
+            on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
         return {**on_device, **{Hosted(node): array for node, array in self.host.kept(needed).items()}}
 
     def whole(self, node: Node, array: Array) -> Array:
