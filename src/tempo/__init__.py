@@ -6,6 +6,7 @@ stored and for how long.
 
 from tempo import errors, random
 from tempo.autodiff import grad, value_and_grad
+from tempo.declared import Dim, State
 from tempo.dtypes import (
     bfloat16,
     bool_,
@@ -27,7 +28,7 @@ from tempo.ops import *  # noqa: F403
 from tempo.ops import __all__ as _functions
 from tempo.ops.host import Spec, host, spec
 from tempo.ops.jax_function import jax_function
-from tempo.program import Dim, Program, State
+from tempo.program import Program
 from tempo.runtime.autotune import autotune
 from tempo.schedule.plan import Plan
 from tempo.tensor import RecurrentTensor

@@ -11,6 +11,7 @@ import numpy as np
 
 from tempo import autodiff, dtypes
 from tempo.copying import OneOfAKind
+from tempo.declared import Dim, ProgramBound, State, check_name, check_text
 from tempo.dtypes import DTypeLike
 from tempo.errors import DomainError, DtypeError, ProgramError, ShapeError
 from tempo.graph.node import (
@@ -38,7 +39,6 @@ from tempo.tensor import (
     TensorLike,
     as_tensor,
     being_written,
-    is_weak,
 )
 
 if TYPE_CHECKING:
@@ -52,95 +52,6 @@ DomainLike = SymbolicDim | Sequence[SymbolicDim]
 Initialiser = Callable[[Shape, dtypes.DType], RecurrentTensor]
 
 TensorT = TypeVar("TensorT", bound=RecurrentTensor)
-
-# Arguments of Program.evaluate, which takes the inputs by name beside them.
-_RESERVED = ("bounds", "progress", "seed")
-
-
-class Dim(SymbolicDim):
-    """A temporal dimension of a program."""
-
-    __slots__ = ("program",)
-
-    def __init__(
-        self, program: Program, name: str, bound: Expr, origin: SymbolicDim | None = None, start: Expr | int = 0
-    ) -> None:
-        super().__init__(name, bound, origin, start)
-        self.program = program
-
-    @property
-    def value(self) -> RecurrentTensor:
-        """The step as a tensor: at ``t = 3`` it is 3 (int32)."""
-        return as_tensor(self)
-
-
-class ProgramBound(Bound):
-    """The bound of a program's dim."""
-
-    __slots__ = ("program",)
-
-    def __init__(self, program: Program, name: str) -> None:
-        super().__init__(name)
-        self.program = program
-
-
-class State(RecurrentTensor):
-    """A tensor carried from point to point in lexicographic order; ``next`` says what it becomes."""
-
-    __slots__ = ("_next", "_next_source", "over")
-
-    def __init__(self, program: Program, edge: Edge, over: Domain) -> None:
-        super().__init__(program, edge)
-        self.over = over
-        self._next: RecurrentTensor | None = None
-        self._next_source: SourceLine | None = None
-
-    def __setitem__(self, key: Any, value: TensorLike) -> None:
-        raise ProgramError(
-            f"state {self.name} is defined by its next value, not by cases",
-            places=[("here", user_line()), (self.name, self.edge.node.source)],
-            hint=f"write {self.name}.next = ..., in terms of {self.name} at this point",
-        )
-
-    @property
-    def next(self) -> RecurrentTensor:
-        """The value at the next point, in terms of values at this one."""
-        if self._next is None:
-            raise ProgramError(
-                f"state {self.name} has no next value yet",
-                places=[("here", user_line()), (self.name, self.edge.node.source)],
-                hint=f"assign it first: {self.name}.next = ...",
-            )
-        return self._next
-
-    @next.setter
-    def next(self, value: TensorLike) -> None:
-        here = user_line()
-        if self._next is not None:
-            raise ProgramError(
-                f"state {self.name} has two next values",
-                places=[("here", here), ("earlier", self._next_source)],
-                hint="assign .next once; a choice between values is tp.where(...)",
-            )
-        tensor = as_tensor(value, self.program, self.dtype if is_weak(value) else None)
-        # Where a dim goes one step on, the dims inside it start again, coming from their last steps.
-        for position, d in reversed(list(enumerate(self.over))):
-            inner = self.over[position + 1 :]
-            step: dict[SymbolicDim, Expr] = {d: d + 1, **{e: constant(0) for e in inner}}
-            last = {e: e.bound - 1 for e in inner}
-            previous = tensor[tuple(last.get(e, e) for e in tensor.domain)]
-            # Only the outermost dim has one point more, for the value after the last step.
-            within = TRUE if position == 0 else d + 1 < d.bound
-            target = tuple(step.get(e, e) for e in self.edge.node.domain)
-            add_case(self, target, within, previous, here, f"{self.name}.next")
-        self._next, self._next_source = tensor, here
-
-    @property
-    def final(self) -> RecurrentTensor:
-        """The value after the last point."""
-        first, *inner = self.over
-        end: dict[SymbolicDim, Expr] = {first: first.bound, **{d: constant(0) for d in inner}}
-        return self[tuple(end.get(d, d) for d in self.edge.node.domain)]
 
 
 class Program(OneOfAKind):
@@ -159,7 +70,7 @@ class Program(OneOfAKind):
     """
 
     def __init__(self, name: str = "program") -> None:
-        _check_text(name, "program")
+        check_text(name, "program")
         self.name = name
         self.cases: dict[Node, list[Case]] = {}
         self.gradients: list[autodiff.Request] = []
@@ -218,9 +129,9 @@ class Program(OneOfAKind):
         The bound is named like the dim in upper case unless ``bound`` names it.
         """
         here = user_line()
-        _check_name(name, "dim")
+        check_name(name, "dim")
         bound = bound or (name.upper() if name.upper() != name else f"{name}_bound")
-        _check_text(bound, "bound")
+        check_text(bound, "bound")
         for symbol in (name, bound):
             if symbol in self._symbols:
                 raise ProgramError(
@@ -529,7 +440,7 @@ class Program(OneOfAKind):
                 )
 
     def _declare(self, name: str, what: str, tensor: TensorT) -> TensorT:
-        _check_name(name, what)
+        check_name(name, what)
         if name in self._tensors:
             raise self._duplicate(name, self._tensors[name])
         self._tensors[name] = tensor
@@ -543,7 +454,7 @@ class Program(OneOfAKind):
         )
 
     def _result(self, name: str, tensor: TensorLike) -> RecurrentTensor:
-        _check_name(name, "result", reserved=("outputs", "emits"))
+        check_name(name, "result", reserved=("outputs", "emits"))
         earlier = self._outputs.get(name) or self._emits.get(name)
         if earlier is not None:
             raise ProgramError(
@@ -599,23 +510,3 @@ class Program(OneOfAKind):
             )
         self.check_symbols(shape_symbols(sizes))
         return tuple(normal_size(size) for size in sizes)
-
-
-def _check_name(name: str, what: str, reserved: Sequence[str] = _RESERVED) -> None:
-    if isinstance(name, str) and name and name not in reserved:
-        return _check_text(name, what)
-    others = ", ".join(map(repr, reserved[:-1]))
-    raise ProgramError(
-        f"{what} {name!r}: this cannot be a name",
-        places=[("here", user_line())],
-        hint=f"names come first and are non-empty strings other than {others} and {reserved[-1]!r}",
-    )
-
-
-def _check_text(name: str, what: str) -> None:
-    if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
-        raise ProgramError(
-            f"{what} {name!r}: this cannot be a name",
-            places=[("here", user_line())],
-            hint="names are strings, without halves of characters (surrogates), which files cannot hold",
-        )
