@@ -7,7 +7,7 @@ from tests.benchmarks.common import quick
 
 def test_records() -> None:
     records = quick("attention")
-    cases = ["small batch", "medium batch", "large batch", "single precision"]
+    cases = ["one sequence", "small batch", "medium batch", "long context", "large batch", "single precision"]
     assert [(r["bench"], r["case"], r["system"]) for r in records] == [
         ("attention", case, "products") for case in cases
     ]
