@@ -179,3 +179,31 @@ def test_host_calls_on_a_gpu() -> None:
         expected.append(2 * expected[-1] + np.exp(step).sum())
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert len(seen) == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows, width", [(2, 1999), (16, 2048), (33, 2048), (64, 4000)])
+def test_products_of_few_rows(rows: int, width: int) -> None:
+    """A layer in half precision at every step of a loop: our own kernel, in one part and in several."""
+    with tp.Program("layers") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=(2048,), domain=b, dtype=tp.bfloat16)
+        up = prog.input("up", shape=(width, 2048), dtype=tp.bfloat16)
+        down = prog.input("down", shape=(2048, width), dtype=tp.bfloat16)
+        h = prog.recurrent("h", shape=(2048,), domain=(b, t), dtype=tp.bfloat16)
+        h[b, 0] = x
+        h[b, t] = tp.tanh(tp.einsum("i,oi->o", tp.tanh(tp.einsum("i,oi->o", h[b, t - 1], up)), down))
+        prog.output("h", h)
+    random = np.random.default_rng(0)
+    inputs = {
+        "x": random.normal(size=(rows, 2048)),
+        "up": random.normal(size=(width, 2048)) / 45,
+        "down": random.normal(size=(2048, width)) / 45,
+    }
+    run = prog.compile({B: rows, T: 3}, device="gpu")
+    assert "few_rows" in run._whole.compiled.as_text()
+    step = np.asarray(inputs["x"], np.float64)
+    for n, found in enumerate(np.moveaxis(np.asarray(run(**inputs).h, np.float64), 1, 0)):
+        np.testing.assert_allclose(found, step, atol=0.03 * (n + 1))
+        step = np.tanh(np.tanh(step @ inputs["up"].T) @ inputs["down"].T)

@@ -26,6 +26,8 @@ import jax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from tempo.backends.jax.replaced import use_kernels
+
 # A product is tall if one side is at least this long, and no other longer than that.
 TALL = 2**14
 NARROW = 2**10
@@ -49,6 +51,8 @@ ONCE = {**LIBRARY_ONLY, "xla_disable_hlo_passes": "triton-softmax-rewriter"}
 COMMANDS = "xla_gpu_enable_command_buffer"
 GRAPHS = {COMMANDS: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"}
 LEAST_VERSION = (0, 11)
+# Our kernel for products of few rows was only measured on a GPU of this kind; earlier ones have other matrix units.
+LEAST_FOR_KERNELS = 9.0
 # So many multiply-adds take a GPU less time than to look for the fastest way takes XLA.
 QUICK = 10**13
 
@@ -65,9 +69,12 @@ def compile_lowered(lowered: Any, device: Any, once: bool = False) -> Any:
 
 
 def prepared(lowered: Any, device: Any, once: bool = False) -> dict[str, Any] | None:
-    """The options for something lowered for a device, in which it is noted what matrix units are used for."""
+    """The options for something lowered for a device, in which it is noted what matrix units and our own kernels are
+    used for."""
     found = ONCE if once and is_quick(lowered, device) else options(lowered, device)
     if found is None and has_matrix_units(device):
+        if float(device.compute_capability) >= LEAST_FOR_KERNELS:
+            use_kernels(lowered.compiler_ir("stablehlo"))
         use_matrix_units(lowered.compiler_ir("stablehlo"))
     if has_graphs(device) and waits(lowered.compiler_ir("stablehlo")):
         found = {**(found or {}), **GRAPHS}
