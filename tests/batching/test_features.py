@@ -354,6 +354,23 @@ def test_a_cell_in_two_models_at_the_same_time() -> None:
             assert found == [[n / 2] * 200] * 5
 
 
+def test_a_model_inside_of_itself_finds_out_what_needs_what() -> None:
+    """What the mini-batch inside has seen is not new to the one around it, which must go by it all the same."""
+    double = tp.cell(lambda x: 2 * x, name="double")
+    more = tp.cell(lambda x: x + 1, name="more")
+
+    def model(kind: str) -> Any:
+        if kind == "inside":
+            return more(double(1.0))
+        before = double(more(3.0))
+        inside = batched(["inside"])
+        return inside, more(before)
+
+    batched = tp.batch(model)
+    assert batched(["around"]) == [([3.0], 9.0)]
+    assert batched.one_by_one(["around"]) == [([3.0], 9.0)]
+
+
 def test_copies_of_cells_are_other_cells() -> None:
     bend = tp.cell(tp.tanh, name="bend")
     for other in (copy.copy(bend), copy.deepcopy(bend), pickle.loads(pickle.dumps(bend))):

@@ -264,7 +264,7 @@ def test_keys_without_an_order() -> None:
 def test_integers_of_any_size_do_not_fit(numbers: list[int]) -> None:
     """Next to small ones, NumPy makes floats of them, or objects."""
     expected = (
-        f"cells are given {max(numbers)}, which does not fit into int32\n  hint: cells compute with 32 bits at most"
+        f"cell same is given {max(numbers)}, which does not fit into int32\n  hint: cells compute with 32 bits at most"
     )
     batched = tp.batch(same)
     assert message(lambda: batched(numbers)) == message(lambda: batched.one_by_one(numbers)) == expected

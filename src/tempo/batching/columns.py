@@ -24,6 +24,8 @@ class Column:
 
     leaves: Sequence[Any]
     kind: Kind
+    cell: str | None
+    """The name of the cell that they were given, if it is one of the user's."""
     order: np.ndarray[Any, Any] | None
 
     def rows(self, first: int, count: int, length: int) -> Array:
@@ -47,14 +49,15 @@ class Column:
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
-        array = stacked(self.leaves, self.kind)
+        array = stacked(self.leaves, self.kind, self.cell)
         return array if self.order is None else array[self.order]
 
 
-def stacked(leaves: Sequence[Any], kind: Kind) -> np.ndarray[Any, Any]:
-    """Data of one kind as one array."""
+def stacked(leaves: Sequence[Any], kind: Kind, cell: str | None) -> np.ndarray[Any, Any]:
+    """Data of one kind, which a cell was given, as one array."""
     if kind.dtype.kind in "iu":
-        return fitted(np.stack([np.asarray(leaf) for leaf in leaves]) if kind.shape else integers(leaves), kind.dtype)
+        array = np.stack([np.asarray(leaf) for leaf in leaves]) if kind.shape else integers(leaves)
+        return fitted(array, kind.dtype, cell)
     if kind.shape:
         return transfer.stacked(leaves, kind.dtype)
     return np.asarray(leaves).astype(kind.dtype)
@@ -67,13 +70,14 @@ def integers(leaves: Sequence[Any]) -> np.ndarray[Any, Any]:
     return array if array.dtype.kind in "iub" else np.array([int(leaf) for leaf in leaves], object)
 
 
-def fitted(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array of this dtype, which has room for all of its numbers."""
+def fitted(array: np.ndarray[Any, Any], dtype: np.dtype[Any], cell: str | None = None) -> np.ndarray[Any, Any]:
+    """An array of this dtype, which has room for all of its numbers; its error names the cell that was given it."""
     if array.dtype == dtype:
         return array
     wrong = max(array.flat, key=abs) if array.dtype == object else misfit(array, dtype)
     if wrong is not None:
+        given = "cells are given" if cell is None else f"cell {cell} is given"
         raise InputError(
-            f"cells are given {wrong}, which does not fit into {dtype.name}", hint="cells compute with 32 bits at most"
+            f"{given} {wrong}, which does not fit into {dtype.name}", hint="cells compute with 32 bits at most"
         )
     return array.astype(dtype)

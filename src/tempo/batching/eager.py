@@ -53,7 +53,7 @@ class _Calls:
         if trace not in self.eager.compiled:
             self.eager.compiled[trace] = jax.jit(trace.evaluated)
         arrays = [
-            leaf if isinstance(leaf, jax.Array) else stacked([leaf], k)[0]
+            leaf if isinstance(leaf, jax.Array) else stacked([leaf], k, cell.name)[0]
             for leaf, k in zip(leaves, kinds, strict=True)
         ]
         if trace.draws:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,30 +15,44 @@ EPOCH = 1 << 40
 than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
 
 
+_lock = threading.Lock()
+"""Threads may find out something at the same time. Not one for each model: these can be copied."""
+
+
 @dataclass
 class Phases:
-    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order."""
+    """Which cells need which others' results, as far as was seen, and their phases: ``number`` says their order.
+
+    Several mini-batches may be recorded at once, one inside of another or in threads, and what one finds out changes
+    the phases that the others go by: ``changes`` counts how often."""
 
     needs: dict[Trace, set[Trace]] = field(default_factory=dict)
     number: dict[Trace, int] = field(default_factory=dict)
     anchors: set[Trace] = field(default_factory=set)
     recursive: set[Trace] = field(default_factory=set)
     """Those that need results of their own phase."""
+    changes: int = 0
 
     def join(self, trace: Trace) -> int:
-        """The phase of a cell."""
-        if trace not in self.needs:
-            self.needs[trace] = set()
-            self._count()
-        return self.number[trace]
+        """The phase of a cell. One that is new is behind all others, which stay where they are."""
+        with _lock:
+            if trace not in self.needs:
+                self.needs[trace] = set()
+                self._count()
+            return self.number[trace]
 
-    def connect(self, trace: Trace, other: Trace) -> bool:
-        """Let one need another: whether that is new."""
-        if other in self.needs[trace]:
-            return False
-        self.needs[trace].add(other)
-        self._count()
-        return True
+    def connect(self, trace: Trace, other: Trace) -> None:
+        """Let one need another."""
+        with _lock:
+            if other not in self.needs[trace]:
+                self.needs[trace].add(other)
+                self._count()
+                self.changes += 1
+
+    def since(self, changes: int) -> tuple[int, Mapping[Trace, int]] | None:
+        """How many changes there are, and the phases: None if there are no more than so many."""
+        with _lock:
+            return None if self.changes == changes else (self.changes, self.number)
 
     def is_recursive(self, trace: Trace) -> bool:
         return trace in self.recursive

@@ -400,7 +400,7 @@ class _Part:
         gathered = [n for n in range(len(group.gathered) - trace.aligned) if group.gathered[n]]
         given = [n for n, is_gathered in enumerate(group.gathered) if not is_gathered]
         numbers = [calls.columns[n] if self.order is None else calls.columns[n][self.order] for n in gathered]
-        data = [Column(calls.columns[n], trace.arguments[n], self.order) for n in given]
+        data = [Column(calls.columns[n], trace.arguments[n], trace.name, self.order) for n in given]
         bases = calls.bases if self.order is None else calls.bases[self.order]
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
         if waiting and len(self.counts) <= FEW:

@@ -119,6 +119,8 @@ class Recorder:
     def __init__(self, cells: Iterable[Cell], phases: Phases, seed: int | None) -> None:
         self.cells = set(cells)
         self.phases = phases
+        self.changes = phases.changes
+        """How many changes of the phases are known here."""
         self.seed = seed
         self.streams: dict[Any, Stream] = {}
         self.fast: dict[Cell, list[Stream]] = {}
@@ -239,18 +241,27 @@ class Recorder:
         if stream is None:
             check_is_known(cell, self.cells)
             stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value, form)
+            self._follow()
         return stream, leaves
 
     def _connect(self, stream: Stream, argument: int, source: Source) -> None:
         """Take note that a stream has an argument from another one."""
         other = source.stream
-        if self.phases.connect(stream.trace, other.trace):
+        self.phases.connect(stream.trace, other.trace)
+        self._follow()
+        (stream.inside if other.phase == stream.phase else stream.known)[argument].add(source)
+
+    def _follow(self) -> None:
+        """Go by the phases as they are now, whichever mini-batch has changed them. (Where neither a stream nor an
+        argument is new, those from before are still in an order that is right.)"""
+        found = self.phases.since(self.changes)
+        if found is not None:
+            self.changes, number = found
             self.stale = True
             for one in self.streams.values():
-                one.phase = self.phases.number[one.trace]
+                one.phase = number[one.trace]
                 for sources in (*one.inside, *one.known):
                     sources.clear()
-        (stream.inside if other.phase == stream.phase else stream.known)[argument].add(source)
 
     def begin(self, instance: int) -> None:
         """What follows is of an instance, until another one begins."""

@@ -19,7 +19,7 @@ def first_calls(columns: Sequence[Any], is_value: Sequence[bool], trace: Trace) 
         return None
     codes = np.zeros(count, np.int64)
     for column, kind in zip(columns, trace.arguments, strict=True):
-        own = fitted(integers(column), kind.dtype).astype(np.int64)
+        own = fitted(integers(column), kind.dtype, trace.name).astype(np.int64)
         own -= own.min()
         codes = codes * (int(own.max()) + 1) + own
         if int(codes.max()) > 8 * count:

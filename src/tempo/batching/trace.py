@@ -102,6 +102,11 @@ class Trace:
     """What was taken out of it: its results are the last arguments, lane by lane."""
 
     @property
+    def name(self) -> str | None:
+        """That of the user's cell, if it is one."""
+        return None if self.auxiliary else self.cell.name
+
+    @property
     def aligned(self) -> int:
         """How many of the last arguments are in consecutive rows."""
         return 0 if self.early is None else len(self.early.results)
