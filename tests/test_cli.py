@@ -109,7 +109,9 @@ def test_ctrl_c_ends_generate(
         ({"--temperature": "-1"}, "temperature = -1.0: a temperature is 0 or greater"),
         # Before a model is loaded, which may take long.
         ({"--model": "nowhere", "--top-k": "0"}, "top_k = 0: at least one token must stay"),
-        ({"--memory": "lots"}, "memory = 'lots': not an amount of memory"),
+        ({"--model": "nowhere", "--max-new-tokens": "0"}, "max_new_tokens = 0: at least one token is generated"),
+        ({"--model": "nowhere", "--stop": ""}, "stop = ['']: an empty text is everywhere"),
+        ({"--model": "nowhere", "--memory": "lots"}, "memory = 'lots': not an amount of memory"),
         ({"--device": "gpu"}, "there is no device 'gpu' here"),
     ],
 )

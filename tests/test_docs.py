@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import inspect
 import io
 import itertools
 import re
@@ -120,8 +121,24 @@ def test_every_function_is_listed() -> None:
 
 def test_links_lead_somewhere() -> None:
     for path in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", path.read_text()):
+            document = path.parent / target if target else path
+            assert document.exists(), f"{path.name} links to {target}"
+            assert not anchor or anchor in anchors(document), f"{path.name} links to {target}#{anchor}"
+
+
+def anchors(document: Path) -> set[str]:
+    """What the headings of a document are called in links, by GitHub's rule."""
+    headings = re.findall(r"^#+ (.*)", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_all_that_is_public_has_a_docstring() -> None:
+    public = [getattr(owner, name) for owner in (tp, tp.nn, tp.optim) for name in owner.__all__]
+    made = [thing for thing in public if inspect.isclass(thing) or inspect.isfunction(thing)]
+    methods = [thing for owner in (tp.Program, tp.RecurrentTensor) for n, thing in vars(owner).items() if n[0] != "_"]
+    described = [thing for thing in methods if inspect.isfunction(thing) or isinstance(thing, property)]
+    assert [thing for thing in (*made, *described) if not thing.__doc__] == []
 
 
 def test_docstrings() -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 import tempo as tp
 from tempo import cli_training, llm
+from tempo.llm.arguments import as_count
 from tempo.llm.sampling import Sampling
+from tempo.llm.text import stop_texts
+from tempo.schedule.planning import bytes_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 # The options that say how tokens are chosen, by the names that llm.stream has for them.
@@ -125,11 +128,15 @@ def add_sampling(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
 
 def load(options: argparse.Namespace) -> llm.LanguageModel:
     dtype = None if options.dtype is None else getattr(tp, options.dtype)
+    if options.memory is not None:
+        bytes_of(options.memory)  # what is no amount is found before weights are read
     return llm.load(options.model, dtype, options.device, options.memory)
 
 
 def sampling(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of ``llm.stream``. What is wrong with numbers is said here, before a model is loaded."""
+    """The options of ``llm.stream``. What is wrong with them is said here, before a model is loaded."""
+    as_count(options.max_new_tokens)
+    stop_texts(options.stop)
     Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
     return {name: getattr(options, name) for name in SAMPLING}
 

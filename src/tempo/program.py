@@ -153,6 +153,7 @@ class Program(OneOfAKind):
 
     @property
     def dims(self) -> tuple[Dim, ...]:
+        """The dims, in the order in which they were declared."""
         return tuple(self._dims)
 
     def input(

@@ -88,10 +88,12 @@ class RecurrentTensor(PartOfProgram):
 
     @property
     def dtype(self) -> DType:
+        """The dtype of its values."""
         return self.edge.dtype
 
     @property
     def ndim(self) -> int:
+        """How many axes its value has at one point; dims do not count."""
         return len(self.shape)
 
     @property
@@ -187,6 +189,7 @@ class RecurrentTensor(PartOfProgram):
 
     @property
     def next(self) -> RecurrentTensor:
+        """What a state is at the next point: ``w.next = ...`` defines it. Only states have it."""
         raise self._not_a_state()
 
     @next.setter
@@ -303,59 +306,77 @@ class RecurrentTensor(PartOfProgram):
     # -- methods: NumPy's names -------------------------------------------------------------------
 
     def astype(self, dtype: DTypeLike) -> RecurrentTensor:
+        """See `tempo.astype`."""
         return ops.astype(self, dtype)
 
     def sum(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.sum`."""
         return ops.sum(self, axis, keepdims)
 
     def prod(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.prod`."""
         return ops.prod(self, axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.mean`."""
         return ops.mean(self, axis, keepdims)
 
     def var(self, axis: Any = None, ddof: int = 0, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.var`."""
         return ops.var(self, axis, ddof, keepdims)
 
     def std(self, axis: Any = None, ddof: int = 0, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.std`."""
         return ops.std(self, axis, ddof, keepdims)
 
     def max(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.max`."""
         result: RecurrentTensor = ops.max(self, axis=axis, keepdims=keepdims)
         return result
 
     def min(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.min`."""
         result: RecurrentTensor = ops.min(self, axis=axis, keepdims=keepdims)
         return result
 
     def any(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.any`."""
         return ops.any(self, axis, keepdims)
 
     def all(self, axis: Any = None, keepdims: builtins.bool = False) -> RecurrentTensor:
+        """See `tempo.all`."""
         return ops.all(self, axis, keepdims)
 
     def argmax(self, axis: int | None = None) -> RecurrentTensor:
+        """See `tempo.argmax`."""
         return ops.argmax(self, axis)
 
     def argmin(self, axis: int | None = None) -> RecurrentTensor:
+        """See `tempo.argmin`."""
         return ops.argmin(self, axis)
 
     def cumsum(self, axis: int = 0) -> RecurrentTensor:
+        """See `tempo.cumsum`."""
         return ops.cumsum(self, axis)
 
     def cumprod(self, axis: int = 0) -> RecurrentTensor:
+        """See `tempo.cumprod`."""
         return ops.cumprod(self, axis)
 
     def reshape(self, *shape: Any) -> RecurrentTensor:
+        """See `tempo.reshape`; sizes may be separate arguments: ``x.reshape(2, 3)``."""
         return ops.reshape(self, shape[0] if len(shape) == 1 else shape)
 
     def transpose(self, *axes: Any) -> RecurrentTensor:
+        """See `tempo.transpose`; axes may be separate arguments: ``x.transpose(1, 0)``."""
         return ops.transpose(self, axes[0] if len(axes) == 1 else (axes or None))
 
     def squeeze(self, axis: Any = None) -> RecurrentTensor:
+        """See `tempo.squeeze`."""
         return ops.squeeze(self, axis)
 
     def flatten(self) -> RecurrentTensor:
+        """The value with all of its axes in one."""
         return ops.reshape(self, -1)
 
     def take(self, indices: TensorLike, axis: int = 0) -> RecurrentTensor:
@@ -363,10 +384,12 @@ class RecurrentTensor(PartOfProgram):
         return ops.take(self, indices, axis)
 
     def clip(self, a_min: TensorLike | None = None, a_max: TensorLike | None = None) -> RecurrentTensor:
+        """See `tempo.clip`."""
         return ops.clip(self, a_min, a_max)
 
     def dot(self, other: TensorLike) -> RecurrentTensor:
-        return ops.matmul(self, other)
+        """See `tempo.dot`."""
+        return ops.dot(self, other)
 
 
 class Space:

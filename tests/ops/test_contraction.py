@@ -99,6 +99,8 @@ OTHERS = {
     "dot matrices": ((2, 3), (3, 4), lambda m, a, b: m.dot(a, b)),
     "dot more": ((2, 5, 3), (4, 3, 2), lambda m, a, b: m.dot(a, b)),
     "dot scalar": ((), (3, 4), lambda m, a, b: m.dot(a, b)),
+    "dot of more as a method": ((2, 5, 3), (4, 3, 2), lambda m, a, b: a.dot(b)),
+    "dot of a scalar as a method": ((), (3, 4), lambda m, a, b: a.dot(b)),
     "outer": ((2, 3), (4,), lambda m, a, b: m.outer(a, b)),
     "tensordot": ((2, 3, 4), (3, 4, 5), lambda m, a, b: m.tensordot(a, b)),
     "tensordot none": ((2, 3), (4,), lambda m, a, b: m.tensordot(a, b, 0)),

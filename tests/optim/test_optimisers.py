@@ -98,7 +98,7 @@ def test_a_rate_that_changes() -> None:
     found = trained(optim.SGD(optim.linear(0.1, 0.05, 4)))
     wanted = expected(CASES["sgd"][1], schedule=lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.5, 4))
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name][-1], array, rtol=1e-6)
+        np.testing.assert_allclose(found[name][-1], array, rtol=1e-12)
 
 
 def test_schedules() -> None:

@@ -14,8 +14,6 @@ import pytest
 import tempo as tp
 from tempo import rl
 
-RNG = np.random.default_rng(0)
-
 CASES: dict[str, Any] = {
     "CartPole-v1": (rl.CartPole, [2.6, 3, 0.25, 3]),
     "Pendulum-v1": (rl.Pendulum, [10, 8]),
@@ -23,10 +21,10 @@ CASES: dict[str, Any] = {
 }
 
 
-def random_actions(env: rl.Environment, shape: tuple[int, ...]) -> np.ndarray:
+def random_actions(rng: np.random.Generator, env: rl.Environment, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(env.action, rl.Discrete):
-        return RNG.integers(0, env.action.count, size=shape)
-    return RNG.uniform(1.5 * env.action.low, 1.5 * env.action.high, size=shape + env.action.shape)
+        return rng.integers(0, env.action.count, size=shape)
+    return rng.uniform(1.5 * env.action.low, 1.5 * env.action.high, size=shape + env.action.shape)
 
 
 def declared_action(prog: tp.Program, env: rl.Environment, domain: Any) -> tp.RecurrentTensor:
@@ -36,11 +34,11 @@ def declared_action(prog: tp.Program, env: rl.Environment, domain: Any) -> tp.Re
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_from_anywhere(name: str) -> None:
+def test_a_step_from_anywhere(name: str, rng: np.random.Generator) -> None:
     make, widest = CASES[name]
     env, count = make(), 100
-    start = RNG.uniform(-1, 1, size=(count, len(widest))) * widest
-    actions = random_actions(env, (count,))
+    start = rng.uniform(-1, 1, size=(count, len(widest))) * widest
+    actions = random_actions(rng, env, (count,))
     with tp.Program() as prog:
         b, B = prog.dim("b")
         state = rl.EnvironmentState(prog.input("start", len(widest), b), tp.constant(0))
@@ -64,13 +62,13 @@ def test_a_step_from_anywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_episode(name: str) -> None:
+def test_an_episode(name: str, rng: np.random.Generator) -> None:
     """In double precision, as Gymnasium computes: errors do not grow from step to step."""
     make, _ = CASES[name]
     env, steps = make(limit=50, dtype=tp.float64), 60
     theirs: Any = gymnasium.make(name, max_episode_steps=50)
     theirs.reset(seed=3)
-    actions = random_actions(env, (steps,))
+    actions = random_actions(rng, env, (steps,))
     with tp.Program() as prog:
         t, T = prog.dim("t")
         x = prog.recurrent("x", theirs.unwrapped.state.shape, t, "float64")
@@ -240,6 +238,15 @@ class Parts(gymnasium.Env[Any, Any]):
         return self.seen(), float(10 * action[0] + action[1]), self.count == 3, False, {}
 
 
+class Counted(Parts):
+    """Sees where it is as a number."""
+
+    observation_space = gymnasium.spaces.Discrete(4, start=5)
+
+    def seen(self) -> Any:
+        return np.int64(5 + self.count)
+
+
 class Words(Parts):
     observation_space = gymnasium.spaces.Dict({"word": gymnasium.spaces.Text(3)})
 
@@ -267,6 +274,7 @@ class Notches(Checking):
 @pytest.fixture
 def registered() -> Iterator[None]:
     names = {"Parts-v0": Parts, "Words-v0": Words, "Pair-v0": Pair, "Switches-v0": Switches, "Notches-v0": Notches}
+    names["Counted-v0"] = Counted
     for name, kind in names.items():
         gymnasium.register(name, kind)
     yield
@@ -295,6 +303,25 @@ def test_observations_of_several_pieces_and_several_actions(registered: None) ->
     assert result.arm_0[1].argmax(axis=-1).tolist() == [0, 1, 2, 0]
     assert result.arm_1[1].tolist() == 4 * [[0, 1]]
     assert result.reward.tolist() == 2 * [4 * [12]]
+
+
+def test_an_observation_that_counts_is_one_hot(registered: None) -> None:
+    """As within a dictionary: a network makes nothing of the order of numbers that only count."""
+    env = rl.Gymnasium("Counted-v0", 2)
+    assert env.observation == tp.spec((4,))
+    with tp.Program("counted") as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        play = rl.Rollout(env, over=t, batch=b)
+        steps = play.step(tp.constant([1, 2], dtype="int32") + 0 * play.observation.space[:2].astype("int32"))
+        prog.output("seen", play.observation)
+        prog.output("led_to", steps.next_observation)
+    result = prog.compile({B: 2, T: 4})()
+    np.testing.assert_array_equal(result.seen[1], np.eye(4)[[0, 1, 2, 0]])
+    np.testing.assert_array_equal(result.led_to[1], np.eye(4)[[1, 2, 3, 1]])
+    with pytest.raises(tp.errors.ProgramError) as error:
+        env.pieces(play.observation)
+    assert error.value.message == "the observations of Counted-v0 are not put together of pieces"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,14 @@ def as_integer(value: Any, name: str, hint: str = "") -> int:
         raise ModelError(f"{name} {value!r}: expected an integer", hint=hint) from None
 
 
+def as_count(value: Any) -> int:
+    """How many tokens to generate at most."""
+    found = as_integer(value, "max_new_tokens =")
+    if found < 1:
+        raise ModelError(f"max_new_tokens = {value}: at least one token is generated")
+    return found
+
+
 def as_float(dtype: Any) -> Any:
     """A dtype that a model can be computed in."""
     try:

@@ -14,11 +14,11 @@ import numpy as np
 
 import tempo as tp
 from tempo.llm import sampling
-from tempo.llm.arguments import as_integer, listed
+from tempo.llm.arguments import as_count, listed
 from tempo.llm.decoder import States
 from tempo.llm.model import LanguageModel
 from tempo.llm.sampling import Options, Sampling
-from tempo.llm.text import Stop, Text, stop_texts
+from tempo.llm.text import Stop, Text, stops_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Prompt = str | Sequence[int]
@@ -201,13 +201,11 @@ class Batch:
         logprobs: bool = False,
         past: Past | None = None,
     ) -> None:
-        self.most = as_integer(most, "max_new_tokens =")
-        if self.most < 1:
-            raise tp.errors.ModelError(f"max_new_tokens = {most}: at least one token is generated")
+        self.most = as_count(most)
         self.model = model
         self.prompts = prompts
         self.how = how
-        self.stops = stop_texts(model, stop)
+        self.stops = stops_of(model, stop)
         self.seed = seed
         self.logprobs = logprobs
         self.past = past

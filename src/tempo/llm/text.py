@@ -13,7 +13,7 @@ Stop = str | Sequence[str] | None
 """A text that ends a text, or several, or none."""
 
 
-def stop_texts(model: LanguageModel, stop: Stop) -> tuple[str, ...]:
+def stop_texts(stop: Stop) -> tuple[str, ...]:
     """The texts that end a text, checked."""
     several: Any = () if stop is None else stop if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     found = tuple(several)
@@ -22,6 +22,12 @@ def stop_texts(model: LanguageModel, stop: Stop) -> tuple[str, ...]:
             raise ModelError(f"stop = {stop!r}: {text!r} is not a text", hint="give a text, or a list of texts")
         if not text:
             raise ModelError(f"stop = {stop!r}: an empty text is everywhere", hint="leave it out")
+    return found
+
+
+def stops_of(model: LanguageModel, stop: Stop) -> tuple[str, ...]:
+    """The texts that end a text of this model."""
+    found = stop_texts(stop)
     if found and model.tokenizer is None:
         raise ModelError(
             f"stop = {stop!r}: the model has no tokenizer, so there is no text to look for it in",

@@ -22,6 +22,7 @@ class Scaling(ABC):
 
     @property
     def amplitude(self) -> float:
+        """The factor for the turned features."""
         return 1.0
 
     @abstractmethod

@@ -175,18 +175,22 @@ def _full(shape: Shape, value: np.ndarray[Any, Any], domain: Domain | Dim) -> Re
 
 
 def zeros(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT, domain: Domain | Dim = ()) -> RecurrentTensor:
+    """Zeros, at every step of the dims of ``domain``: ``tp.zeros((2, 3), domain=t)``."""
     return full(shape, 0, dtype, domain)
 
 
 def ones(shape: ShapeLike, dtype: DTypeLike = dtypes.DEFAULT_FLOAT, domain: Domain | Dim = ()) -> RecurrentTensor:
+    """Ones, at every step of the dims of ``domain``: ``tp.ones((2, 3), domain=t)``."""
     return full(shape, 1, dtype, domain)
 
 
 def zeros_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    """Zeros in the shape of ``x``, and in its dtype unless another is given."""
     return _like(x, 0, dtype)
 
 
 def ones_like(x: TensorLike, dtype: DTypeLike | None = None) -> RecurrentTensor:
+    """Ones in the shape of ``x``, and in its dtype unless another is given."""
     return _like(x, 1, dtype)
 
 

@@ -413,6 +413,7 @@ def _rounding(op: Primitive, x: TensorLike) -> RecurrentTensor:
 
 
 def exp(x: TensorLike) -> RecurrentTensor:
+    """The exponential; of integers, float32."""
     return _float_function(EXP, x)
 
 
@@ -432,6 +433,7 @@ def expm1(x: TensorLike) -> RecurrentTensor:
 
 
 def sqrt(x: TensorLike) -> RecurrentTensor:
+    """The square root; nan below 0."""
     return _float_function(SQRT, x)
 
 
@@ -441,14 +443,17 @@ def rsqrt(x: TensorLike) -> RecurrentTensor:
 
 
 def sin(x: TensorLike) -> RecurrentTensor:
+    """The sine of an angle in radians."""
     return _float_function(SIN, x)
 
 
 def cos(x: TensorLike) -> RecurrentTensor:
+    """The cosine of an angle in radians."""
     return _float_function(COS, x)
 
 
 def tanh(x: TensorLike) -> RecurrentTensor:
+    """The hyperbolic tangent, between -1 and 1."""
     return _float_function(TANH, x)
 
 
@@ -508,40 +513,49 @@ def not_equal(a: TensorLike, b: TensorLike) -> Any:
 
 
 def less(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether ``a < b``, as bools."""
     return apply(LESS, coerce(a, b))
 
 
 def less_equal(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether ``a <= b``, as bools."""
     return apply(LESS_EQUAL, coerce(a, b))
 
 
 def greater(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether ``a > b``, as bools."""
     left, right = coerce(a, b)
     return apply(LESS, (right, left))
 
 
 def greater_equal(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether ``a >= b``, as bools."""
     left, right = coerce(a, b)
     return apply(LESS_EQUAL, (right, left))
 
 
 def logical_and(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether both bools hold: ``a & b``."""
     return _logic(LOGICAL_AND, a, b)
 
 
 def logical_or(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether at least one of two bools holds: ``a | b``."""
     return _logic(LOGICAL_OR, a, b)
 
 
 def logical_xor(a: TensorLike, b: TensorLike) -> RecurrentTensor:
+    """Whether exactly one of two bools holds: ``a ^ b``."""
     return _logic(LOGICAL_XOR, a, b)
 
 
 def logical_not(x: TensorLike) -> RecurrentTensor:
+    """Whether a bool does not hold: ``~x``."""
     return _logic(LOGICAL_NOT, x)
 
 
 def isnan(x: TensorLike) -> RecurrentTensor:
+    """Whether it is nan, as bools."""
     return _float_function(ISNAN, x)
 
 

@@ -41,7 +41,7 @@ class Optimiser(ABC):
         gradients = _checked(parameters, gradients)
         for group in _groups(parameters):
             with_decay = [self._decayed(parameters[name], gradients[name]) for name in group.names]
-            count = _count(group.over)
+            count = _count(group.over).astype(tp.int64 if group.dtype == tp.float64 else tp.int32)
             rate = self.rate(count) if callable(self.rate) else self.rate
             change = self.step(group.joined(with_decay), _Moments(group, type(self).__name__.lower()), count)
             for name, part in zip(group.names, group.parts(rate * change), strict=True):

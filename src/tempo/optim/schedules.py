@@ -39,8 +39,9 @@ def warmup(steps: Steps, then: float | Schedule) -> Schedule:
 
 
 def _part(count: Tensor, steps: Steps) -> Tensor:
-    """How much of the steps has been made: of no steps, all from the start."""
-    made = count.astype(tp.float32)
+    """How much of the steps has been made: of no steps, all from the start. As precise as the count is: optimisers give
+    one of 64 bits for parameters in double precision."""
+    made = count.astype(tp.float64 if count.dtype in (tp.int64, tp.float64) else tp.float32)
     # Where less than one step is to be made, none has been: what it is divided by does not matter then, but is not 0.
     part: Tensor = tp.where(made < steps, made / tp.maximum(steps, 1), 1.0)
     return part

@@ -77,6 +77,7 @@ class QNetwork(nn.Module):
         self.net = _network([math.prod(self.shape), *hidden, self.count], activation, last_gain=1.0)
 
     def values(self, observation: Tensor) -> Tensor:
+        """What each action is worth: shape (..., actions)."""
         return self.net(_flat(observation, self.shape))
 
     def __call__(self, observation: Tensor) -> Distribution:

@@ -31,6 +31,7 @@ class Running:
         self.count = prog.state(f"{name}.count", tp.constant(1e-4), over=i)
 
     def learn(self, x: Tensor) -> None:
+        """Take the values of ``x`` in this iteration, over all of its other dims, into the statistics of the next."""
         together = x[tuple(d if d is self.i else slice(0, d.bound) for d in x.domain)].astype(tp.float32)
         axes = tuple(range(together.ndim - len(self.mean.shape)))
         n: Any = 1.0
@@ -44,6 +45,7 @@ class Running:
         self.count.next = total
 
     def normalised(self, x: Tensor) -> Tensor:
+        """Less the mean, and divided by the standard deviation."""
         return _normalised(x, self.mean, self.variance)
 
     def scaled(self, x: Tensor) -> Tensor:

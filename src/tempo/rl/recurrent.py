@@ -62,13 +62,16 @@ class RecurrentPolicy(nn.Module):
         self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def advance(self, observation: Tensor, memory: Tensor) -> Tensor:
+        """The memory after an observation."""
         leading = observation.shape[: observation.ndim - len(self.shape)]
         x = observation.reshape((*leading, math.prod(self.shape))).astype(tp.float32)
         of_actor, of_critic = tp.split(memory, 2, axis=-1)
         return tp.concatenate([self.actor.advance(x, of_actor), self.critic.advance(x, of_critic)], axis=-1)
 
     def policy(self, memory: Tensor) -> Distribution:
+        """The distribution to draw actions from."""
         return distribution_over(self.action, self.actor.say(tp.split(memory, 2, axis=-1)[0]), self.log_std)
 
     def value(self, memory: Tensor) -> Tensor:
+        """What is yet to come, by the critic: shape (...)."""
         return tp.squeeze(self.critic.say(tp.split(memory, 2, axis=-1)[1]), -1)

@@ -21,7 +21,8 @@ class Gymnasium:
     reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes, and rounded if
     that is integers. Further keywords are those of ``gymnasium.make_vec``.
 
-    An observation that is a dictionary or a tuple becomes one vector of floats; ``pieces(observation)`` are its parts.
+    An observation that counts is one-hot, alone and within others. One that is a dictionary or a tuple becomes one
+    vector of floats; ``pieces(observation)`` are its parts.
     """
 
     observation: tp.Spec
@@ -50,7 +51,7 @@ class Gymnasium:
             ) from error
         seen, done = self.envs.single_observation_space, self.envs.single_action_space
         self._pieces: list[Piece] | None = None
-        if isinstance(seen, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        if isinstance(seen, gymnasium.spaces.Dict | gymnasium.spaces.Tuple | gymnasium.spaces.Discrete):
             self._pieces = list(pieces_of(seen))
             if any(piece.shape is None for piece in self._pieces):
                 raise _unsupported(name, "observations", seen)
@@ -123,7 +124,7 @@ class Gymnasium:
 
         Parts of parts have names such as ``"arm.angle"``, those of tuples numbers. One that counts is one-hot.
         """
-        if self._pieces is None:
+        if self._pieces is None or not any(piece.keys for piece in self._pieces):
             raise tp.errors.ProgramError(
                 f"the observations of {self.name} are not put together of pieces",
                 places=[("here", tp.errors.user_line())],
