@@ -119,7 +119,7 @@ class Interpreter:
             call = node.edges[0].node
             return [(call, self.host_point(call, self.sequence_point(call, point)))]
         if node.op is ACCUMULATE:
-            return [(s.node, p) for s in node.scatters for p in self.sources(s, node, point)]
+            return [(s.node, p) for s in node.scatters for p in self.sources(s, point)]
         here = self.at(node.domain, point)
         return [read for edge in node.edges for read in self.points(edge, here, node.source)]
 
@@ -216,7 +216,7 @@ class Interpreter:
 
     # -- accumulation -----------------------------------------------------------------------------------
 
-    def sources(self, scatter: Scatter, target: Node, point: Point) -> Iterator[Point]:
+    def sources(self, scatter: Scatter, point: Point) -> Iterator[Point]:
         """The producer's points whose values are added into the consumer at a point."""
         producer = scatter.node
         spans = self.producer_spans(producer)
@@ -245,7 +245,7 @@ class Interpreter:
         shape = resolve(node.shape, self.at(node.domain, point))
         total = np.zeros(shape, dtypes.accumulator_of(node.dtype))
         for scatter in node.scatters:
-            for source in self.sources(scatter, node, point):
+            for source in self.sources(scatter, point):
                 here = self.at(scatter.node.domain, source)
                 position = tuple(
                     p - item.start.evaluate(here)

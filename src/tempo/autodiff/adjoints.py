@@ -50,7 +50,7 @@ def expand(program: Program) -> Cases:
     pending = list(program.gradients)
     with program:
         while pending:
-            ready = [r for r in pending if not _waits_for(program, r, pending, cases)]
+            ready = [r for r in pending if not _waits_for(r, pending, cases)]
             if not ready:
                 raise GradientError(
                     f"the gradient of {describe(pending[0].loss)} depends on itself",
@@ -76,7 +76,7 @@ def _groups(request: Request) -> list[list[int]]:
     return list(groups.values())
 
 
-def _waits_for(program: Program, request: Request, pending: Sequence[Request], cases: Cases) -> bool:
+def _waits_for(request: Request, pending: Sequence[Request], cases: Cases) -> bool:
     unknown = {node for r in pending for node in r.results}
     return any(node in unknown for group in _groups(request) for node in Relevant(request, group, cases, pending).nodes)
 

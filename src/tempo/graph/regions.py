@@ -9,7 +9,7 @@ from tempo.symbolic import Condition, Dim, Expr, disjunction, maximum, minimum
 from tempo.symbolic.intervals import at_least
 
 
-def case_span(case: Case, dim: Dim, target: Expr) -> tuple[Expr, Expr]:
+def _span(dim: Dim, target: Expr) -> tuple[Expr, Expr]:
     """The first point over ``dim`` that a case may define, and the one after the last."""
     coefficient = dict(target.terms).get(dim, 0)
     if coefficient == 0:
@@ -22,7 +22,7 @@ def case_span(case: Case, dim: Dim, target: Expr) -> tuple[Expr, Expr]:
 
 def hull(domain: Domain, cases: Sequence[Case]) -> tuple[tuple[Expr, Expr], ...]:
     """Per dim, the smallest range ``start, stop`` that holds every target of the cases."""
-    spans = [[case_span(case, d, e) for d, e in zip(domain, case.target, strict=True)] for case in cases]
+    spans = [[_span(d, e) for d, e in zip(domain, case.target, strict=True)] for case in cases]
     return tuple(
         (
             _least([span[n][0] for span in spans]),

@@ -118,7 +118,7 @@ def allowed(distance: Distance, backwards: bool) -> bool:
     return (high is not None and high <= 0) if backwards else (low is not None and low >= 0)
 
 
-def stays(distance: Distance, backwards: bool) -> bool:
+def stays(distance: Distance) -> bool:
     """Whether a read may stay within one iteration of a loop."""
     if distance is None:
         return False

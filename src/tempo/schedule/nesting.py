@@ -221,7 +221,7 @@ class Nesting:
         family = circle.family
         if family is None:
             return
-        carried = [d for d in dependences if not stays(d.distance(family), circle.backwards)]
+        carried = [d for d in dependences if not stays(d.distance(family))]
         # Users know the names that they gave.
         carried.sort(key=lambda d: (not d.producer.name, not d.consumer.name))
         reads = (
@@ -244,7 +244,7 @@ class Nesting:
         for family in sorted(shared, key=lambda d: d.number):
             distances = [d.distance(family) for d in inside]
             for backwards in (False, True):
-                if all(allowed(x, backwards) for x in distances) and any(not stays(x, backwards) for x in distances):
+                if all(allowed(x, backwards) for x in distances) and any(not stays(x) for x in distances):
                     return Group(family, backwards, list(circle))
         for family in sorted(shared, key=lambda d: d.number):
             for backwards in (False, True):
@@ -434,11 +434,7 @@ class Nesting:
 
     def uncarried(self, group: Group, family: Dim, dependences: Sequence[Dependence]) -> list[Dependence]:
         """The reads among the nodes of a loop that may stay within one iteration."""
-        return [
-            d
-            for d in dependences
-            if family in self.folds.get(d.consumer, {}) or stays(d.distance(family), group.backwards)
-        ]
+        return [d for d in dependences if family in self.folds.get(d.consumer, {}) or stays(d.distance(family))]
 
     def folds_in(self, node: Node, outer: Place) -> tuple[Fold, ...]:
         """How a node inside some loops is put together from their blocks, if it is: it may be in one piece of a loop,

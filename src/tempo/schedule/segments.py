@@ -166,7 +166,7 @@ class Segments:
             distances = [d.distance(other) for d in inside]
             for backwards in (False, True):
                 if all(allowed(x, backwards) for x in distances):
-                    rest = [d for d, x in zip(inside, distances, strict=True) if stays(x, backwards)]
+                    rest = [d for d, x in zip(inside, distances, strict=True) if stays(x)]
                     if len(rest) < len(inside):
                         return self.needs_no_loop(list(circle), rest, family)
         return False

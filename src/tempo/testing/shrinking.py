@@ -182,8 +182,7 @@ def smaller_statements(statement: Statement, recipe: Recipe) -> Iterator[Stateme
             yield replace(statement, value=constant(dtype, shape))
         for part in parts(expression):
             for smaller in smaller_expressions(part, types):
-                changed = _replace(statement, expression, _substituted(expression, part, smaller))
-                yield changed
+                yield _replace(statement, _substituted(expression, part, smaller))
 
 
 def constant(dtype: str, shape: Shape = ()) -> Expression:
@@ -215,7 +214,7 @@ def _substituted(expression: Expression, part: Expression, smaller: Expression) 
     return expression
 
 
-def _replace(statement: Statement, old: Expression, new: Expression) -> Statement:
+def _replace(statement: Statement, new: Expression) -> Statement:
     match statement:
         case State():
             return replace(statement, init=new)
