@@ -3,6 +3,7 @@
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 
@@ -11,6 +12,12 @@ def no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that tests compile are not opened again without being traced: some tests change the compiler, which the
     records on disk know nothing about."""
     monkeypatch.setattr("tempo.backends.jax.whole.LEAST_SECONDS", float("inf"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers that do not depend on which tests ran before in the same process."""
+    return np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

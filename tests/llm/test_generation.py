@@ -18,8 +18,7 @@ from tests.llm.checkpoints import CONTEXT, KINDS, VOCABULARY
 from tests.llm.common import change_json
 
 Checkpoint = Callable[..., tuple[Path, Any]]
-RNG = np.random.default_rng(0)
-PROMPTS = [RNG.integers(8, VOCABULARY, length).tolist() for length in (5, 11, 1)]
+PROMPTS = [np.random.default_rng(length).integers(8, VOCABULARY, length).tolist() for length in (5, 11, 1)]
 
 
 def greedy(reference: Any, prompt: list[int], count: int) -> list[int]:
@@ -41,10 +40,10 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_probabilities_are_those_of_transformers(checkpoint: Checkpoint, kind: str) -> None:
+def test_probabilities_are_those_of_transformers(checkpoint: Checkpoint, kind: str, rng: np.random.Generator) -> None:
     directory, reference = checkpoint(kind)
     model = llm.load(directory)
-    texts = [RNG.integers(8, VOCABULARY, length).tolist() for length in (30, 7)]
+    texts = [rng.integers(8, VOCABULARY, length).tolist() for length in (30, 7)]
     for text, score in zip(texts, llm.score(model, texts), strict=True):
         with torch.no_grad():
             logits = torch.log_softmax(reference(torch.tensor([text])).logits[0], -1)
@@ -84,8 +83,8 @@ def test_the_prompt_is_one_block(model: llm.LanguageModel) -> None:
     assert len(heads) == 3
 
 
-def test_a_long_prompt_is_cut_where_memory_is_short(checkpoint: Checkpoint) -> None:
-    prompt = RNG.integers(8, VOCABULARY, 200).tolist()
+def test_a_long_prompt_is_cut_where_memory_is_short(checkpoint: Checkpoint, rng: np.random.Generator) -> None:
+    prompt = rng.integers(8, VOCABULARY, 200).tolist()
     directory, _ = checkpoint("llama")
     free, short = llm.load(directory), llm.load(directory, memory="800KB")
     assert llm.generate(free, prompt, 4, temperature=0) == llm.generate(short, prompt, 4, temperature=0)
@@ -190,9 +189,9 @@ def test_the_same_seed_gives_the_same_text(model: llm.LanguageModel) -> None:
     assert first == again != other
 
 
-def test_the_same_seed_in_other_company(model: llm.LanguageModel) -> None:
+def test_the_same_seed_in_other_company(model: llm.LanguageModel, rng: np.random.Generator) -> None:
     """What is drawn for a prompt depends neither on how long the others are, nor on what a session remembers."""
-    prompt, long = PROMPTS[0], RNG.integers(8, VOCABULARY, 40).tolist()
+    prompt, long = PROMPTS[0], rng.integers(8, VOCABULARY, 40).tolist()
     options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3}
     (alone,) = llm.generate(model, prompt, **options)
     together = llm.generate(model, [prompt, long, prompt], **options)

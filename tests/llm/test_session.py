@@ -13,7 +13,6 @@ import tempo as tp
 from tempo import llm
 from tests.llm.checkpoints import BEGINNING, CONTEXT, VOCABULARY
 
-RNG = np.random.default_rng(0)
 Checkpoint = Callable[..., tuple[Path, Any]]
 
 
@@ -22,11 +21,11 @@ def tokens_of(pieces: Iterator[llm.Piece]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral"])
-def test_a_turn_goes_on_from_all_before_it(checkpoint: Checkpoint, kind: str) -> None:
+def test_a_turn_goes_on_from_all_before_it(checkpoint: Checkpoint, kind: str, rng: np.random.Generator) -> None:
     model = llm.load(checkpoint(kind)[0])
     session = llm.Session(model)
     for length in (5, 14):
-        prompt = RNG.integers(8, VOCABULARY, length).tolist()
+        prompt = rng.integers(8, VOCABULARY, length).tolist()
         before = list(session.tokens)
         pieces = list(session.stream(prompt, max_new_tokens=6, temperature=0))
         (expected,) = llm.generate(model, [*before, *prompt], max_new_tokens=6, temperature=0)
