@@ -20,7 +20,8 @@ from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point, undefined
 from tempo.source import SourceLine, user_line
-from tempo.symbolic import Bound, Dim, Expr, Index, Slice, Symbol
+from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction, constant
+from tempo.symbolic.intervals import decide
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
@@ -173,11 +174,21 @@ class Interpreter:
         """The first case that matches a point."""
         here = self.at(node.domain, point)
         for case in self.cases.get(node, ()):
-            if all(0 <= e.evaluate(here) < self.bounds.limit(d) for e, d in case.guards) and case.condition.evaluate(
-                here
-            ):
+            inside = all(0 <= e.evaluate(here) < self.bounds.limit(d) for e, d in case.guards)
+            if inside and self.holds(case.condition, here):
                 return case
         return None
+
+    def holds(self, condition: Condition, here: Mapping[Any, int]) -> bool:
+        """Whether a condition holds at a point. One about a dim that may still go on does so if it holds for any number
+        of steps that it may make."""
+        under_way = self.bounds.under_way
+        if under_way and under_way.keys() & condition.symbols():
+            known = {symbol: here[symbol] for symbol in condition.symbols() - under_way.keys()}
+            truth = decide(condition, under_way, known)
+            if truth is not None:
+                return truth
+        return condition.evaluate(here)
 
     def points(self, edge: Edge, here: Mapping[Any, int], source: SourceLine | None = None) -> Iterator[Key]:
         """The producer's points that an edge reads."""
@@ -219,7 +230,7 @@ class Interpreter:
     def sources(self, scatter: Scatter, point: Point) -> Iterator[Point]:
         """The producer's points whose values are added into the consumer at a point."""
         producer = scatter.node
-        spans = self.producer_spans(producer)
+        single: dict[Dim, int] = {}
         # A dim that stands alone in the index (t, t - 1, T - 1 - t) has one candidate; try no others.
         for item, p in zip(scatter.index, point, strict=True):
             if isinstance(item, Expr):
@@ -227,19 +238,27 @@ class Interpreter:
                 for d, c in own:
                     rest = item - c * d
                     if not any(isinstance(s, Dim) for s in rest.symbols()):
-                        only = c * (p - rest.evaluate(self.bounds))
-                        n = producer.domain.index(d)
-                        spans[n] = range(only, only + (only in spans[n]))
+                        single[d] = c * (p - rest.evaluate(self.bounds))
+        ends = self.producer_ends(producer)
+        spans = [self.candidates(single.get(d), *both) for d, both in zip(producer.domain, ends, strict=True)]
         for candidate in itertools.product(*spans):
             here = self.at(producer.domain, candidate)
-            if _hits(scatter.index, here, point) and scatter.condition.evaluate(here):
+            if _hits(scatter.index, here, point) and self.holds(scatter.condition, here):
                 yield candidate
 
-    def producer_spans(self, node: Node) -> list[range]:
-        if node.op is not RECURRENT:
-            return self.box(node.domain)
-        spans = hull(node.domain, self.cases[node])
-        return [range(a.evaluate(self.bounds), b.evaluate(self.bounds)) for a, b in spans]
+    def candidates(self, only: int | None, start: Expr, stop: Expr) -> range:
+        """The steps from ``start`` up to ``stop``; or the ``only`` one that comes into question, if it is one of
+        them."""
+        if only is not None and self.bounds.under_way:
+            return range(only, only + self.holds(conjunction([start <= only, stop > only]), self.bounds))
+        steps = range(start.evaluate(self.bounds), stop.evaluate(self.bounds))
+        return steps if only is None else range(only, only + (only in steps))
+
+    def producer_ends(self, node: Node) -> tuple[tuple[Expr, Expr], ...]:
+        """Per dim the first step of a node and the one after the last."""
+        if node.op is RECURRENT:
+            return hull(node.domain, self.cases[node])
+        return tuple((constant(0), d.bound) for d in node.domain)
 
     def accumulate(self, node: Node, point: Point) -> Array:
         shape = resolve(node.shape, self.at(node.domain, point))
@@ -321,7 +340,7 @@ class Interpreter:
         natural = self.box(edge.domain)
         if edge.node.op is not RECURRENT or not edge.is_here:
             return natural
-        around = itertools.product(*self.producer_spans(edge.node))
+        around = itertools.product(*(self.candidates(None, *ends) for ends in self.producer_ends(edge.node)))
         points = {p for p in around if self.case_at(edge.node, p) is not None}
         box = [range(min(steps), max(steps) + 1) for steps in zip(*points, strict=True)]
         for spans in (box, natural):
@@ -351,7 +370,8 @@ class Bounds(Mapping[Any, int]):
         self.machine = machine
         self.numbers: dict[Symbol, int] = dict(numbers)
         self.open = {dim.bound: (dim, edge) for dim, edge in stops.items()}
-        self.searching: list[Dim] = []
+        self.under_way: dict[Any, tuple[int, int]] = {}
+        """Of dims whose stop is being looked for the fewest and the most steps that they may make."""
 
     def __getitem__(self, symbol: Symbol) -> int:
         if symbol in self.open:
@@ -366,25 +386,25 @@ class Bounds(Mapping[Any, int]):
     def find(self, symbol: Symbol) -> None:
         """Run the steps of a dim until its stop condition holds."""
         dim, edge = self.open[symbol]
-        if dim in self.searching:
+        if symbol in self.under_way:
             raise CausalityError(
                 f"the stop condition of {dim.name} depends on {symbol.name}, the number of steps it decides",
                 places=[("stop condition", edge.node.source)],
                 hint=f"let it depend on steps up to the present one only, not on {symbol.name}",
             )
-        self.searching.append(dim)
-        limit = self.numbers[symbol]
-        steps = (t for t in range(limit) if bool(self.machine.read(edge, {dim: t}, f"the stop of {dim.name}")))
-        self.numbers[symbol] = min(next(steps, limit - 1) + 1, limit)
-        self.searching.pop()
-        del self.open[symbol]
+        made, limit = 0, self.numbers[symbol]
+        stopped = False
+        while made < limit and not stopped:
+            made += 1
+            self.under_way[symbol] = made, limit
+            stopped = bool(self.machine.read(edge, {dim: made - 1}, f"the stop of {dim.name}"))
+        self.numbers[symbol] = made
+        del self.under_way[symbol], self.open[symbol]
 
     def limit(self, dim: Dim) -> int:
-        """What a step of the dim is below. Until a stop is found, the most it can be: every step that the
+        """What a step of the dim is below. While its stop is looked for, the most it can be: every step that the
         stop condition looks at before it holds is one that is made."""
-        if dim.bound in self.open and isinstance(dim.bound, Symbol):
-            return self.numbers[dim.bound]
-        return dim.bound.evaluate(self)
+        return dim.bound.evaluate(self.numbers if self.under_way.keys() & dim.bound.symbols() else self)
 
     def __iter__(self) -> Iterator[Symbol]:
         return iter(self.numbers)

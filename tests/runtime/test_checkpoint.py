@@ -340,6 +340,31 @@ def test_all_dtypes(backend: str, dtype: Any, tmp_path: Path) -> None:
     assert bits(rest.result) == bits(whole.result)
 
 
+@backends
+def test_a_number_that_is_read_at_no_point(backend: str, tmp_path: Path) -> None:
+    """Gradients may have cases for points that there are none of, and a checkpoint nothing for them."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        w = prog.state("w", tp.constant([0.5, 0.1]), over=i)
+        h = prog.recurrent("h", domain=(i, t))
+        h[i, 0] = 1.0
+        h[i, t] = tp.tanh(w.space[0] * h[i, t - 1] + w.space[1])
+        loss = h[i, T - 1] ** 2
+        tp.optim.Adam(0.1).update({"w": w}, {"w": tp.grad(loss, w)})
+        prog.output("w", w.final)
+        prog.emit("loss", loss)
+    run = prog.compile({I: 5, T: 3}, backend)
+    stream = run.stream()
+    next(stream)
+    run.save(tmp_path / "run")
+    again = prog.compile({I: 5, T: 3}, backend)
+    again.load(tmp_path / "run")
+    rest = again.stream()
+    assert len(list(rest)) == 4
+    assert bits(rest.result) == bits(run())
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 

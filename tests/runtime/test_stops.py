@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo import optim
 from tempo.schedule.looptree import show
 from tempo.schedule.results import cut
 
@@ -181,9 +182,8 @@ def test_which_case_applies_must_be_known_before_the_stop(backend: str) -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")
         x = prog.recurrent("x", domain=(t,))
-        x[0] = 1.0
-        x[t + 1] = 2 * x[t]
-        x[5] = 7.0
+        x[t - 2] = tp.index_value(t).astype(tp.float32)  # there are two steps after this one
+        x[t] = 7.0
         prog.stop(t, when=x > 3)
         prog.output("x", x[5])
     with pytest.raises(tp.errors.ProgramError) as caught:
@@ -191,6 +191,72 @@ def test_which_case_applies_must_be_known_before_the_stop(backend: str) -> None:
     assert str(caught.value).splitlines()[0] == (
         "which case of x applies depends on T, and the stop condition of t depends on x"
     )
+
+
+@backends
+@pytest.mark.parametrize("limit", [0.5, 3, 15, 1000])
+def test_which_case_applies_may_be_known_when_a_step_is_made(limit: float, backend: str) -> None:
+    """Step 5 comes from the one before it, if that is made."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", domain=(t,))
+        x[0] = 1.0
+        x[t + 1] = 2 * x[t]
+        x[5] = 7.0
+        prog.stop(t, when=x > limit)
+        prog.output("x", x[5])
+        prog.output("last", x[T - 1])
+    found = same_as_oracle(prog, {T: 9}, backend)
+    assert found.x == (7 if limit < 15 else 32)
+
+
+def training(kind: str) -> tuple[tp.Program, dict[Any, int]]:
+    """A line is fitted until it fits."""
+    with tp.Program(kind) as prog:
+        i, I = prog.dim("i")
+        x, y = prog.input("x", (8,)), prog.input("y", (8,))
+        bounds = {I: 60}
+        if kind == "minibatches":
+            m, M = prog.dim("m")
+            bounds[M] = 2
+            w = prog.state("w", tp.zeros(2), over=(i, m))
+            x, y = (z.space[4 * m : 4 * m + 4] for z in (x, y))
+        else:
+            w = prog.state("w", tp.zeros(2), over=i)
+        loss = tp.mean((w.space[0] * x + w.space[1] - y) ** 2)
+        slope = tp.grad(loss, w)
+        if kind == "momentum":
+            v = prog.state("v", tp.zeros(2), over=i)
+            v.next = step = 0.5 * v + slope
+            w.next = w - 0.1 * step
+        elif kind == "adam":
+            optim.Adam(0.2).update({"w": w}, {"w": slope})
+        else:
+            w.next = w - 0.2 * slope
+        whole = loss[i, 0:M].sum() if kind == "minibatches" else loss
+        prog.stop(i, when=whole < 0.05)
+        prog.output("w", w.final)
+        prog.output("loss", whole)
+        prog.output("last", tp.sqrt(whole)[I - 1])
+    return prog, bounds
+
+
+@backends
+@pytest.mark.parametrize("kind", ["descent", "momentum", "adam", "minibatches"])
+def test_training_until_it_is_good_enough(kind: str, backend: str) -> None:
+    """Gradients of an iteration are known when it is made, whichever is the last; and only the last parameters are
+    kept."""
+    prog, bounds = training(kind)
+    x = np.linspace(-1, 1, 8)
+    inputs = {"x": x, "y": 0.5 - x}
+    expected = prog.evaluate(bounds, **inputs)
+    run = prog.compile(bounds, backend)
+    found = run(**inputs)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4)
+    assert 3 < len(found.loss) < 60 and found.loss[-1] < 0.05 <= found.loss[-2]
+    stored = {node.name: store.bytes for node, store in run.storage.stores.items()}
+    assert stored["w"] <= 4 * 2 * (4 if kind == "minibatches" else 2)
 
 
 @backends
@@ -215,3 +281,70 @@ def test_outputs_are_cut_to_the_points_that_there_are() -> None:
     graph = prog.graph
     array = np.arange(51)
     assert cut(graph, {T: 6}, "x", (range(51),), array).tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def last_steps(form: str) -> tuple[tp.Program, Any, Any]:
+    """Programs of which only the last steps are handed out, and that stop where the input says."""
+    with tp.Program(form) as prog:
+        t, T = prog.dim("t")
+        halt = prog.input("halt", dtype=tp.int32)
+        w = prog.input("w", shape=(3,))
+        step = tp.index_value(t)
+        if form == "states":
+            x, y = prog.state("x", w, over=t), prog.state("y", 0 * w, over=t)
+            x.next, y.next = 0.5 * x + y, 0.9 * y + x + step
+            prog.output("final", x.final + tp.sum(y.final))
+            prog.output("before", y[T - 1])
+        else:
+            x = prog.recurrent("x", (3,), t)
+            x[t < 2 if form == "two steps back" else 0] = w
+        if form == "two steps back":
+            x[t] = 0.5 * x[t - 1] - 0.25 * x[t - 2] + step
+            prog.output("last", x[T - 1])
+            prog.output("before", x[T - 1] * x[T - 2])
+        elif form == "behind the end":
+            x[t + 1] = 0.9 * x + step
+            prog.output("after", x[T])
+            prog.output("last", x[T - 1])
+        elif form == "late":
+            x[t] = 0.5 * x[t - 1] + step
+            y = prog.recurrent("y", (3,), t)
+            y[t < 3] = w
+            y[t] = x[t - 3] + 0.1 * y[t - 1]
+            prog.output("last", y[T - 1])
+        elif form == "another loop":
+            x[t] = 0.5 * x[t - 1] + step
+            y = prog.recurrent("y", (3,), t)
+            y[0] = x[T - 1]
+            y[t] = 0.5 * y[t - 1] + x[T - 1]
+            prog.output("last", y[T - 1])
+        prog.stop(t, when=(step >= halt) & (tp.sum(x * x) >= 0))
+    return prog, T, t
+
+
+@backends
+@pytest.mark.parametrize(
+    "form, kept",
+    [
+        ("states", {"x": 1, "y": 2}),
+        ("two steps back", {"x": 3}),
+        ("behind the end", {"x": 2}),
+        ("late", {"x": 4, "y": 2}),
+        ("another loop", {"x": 2, "y": 40}),  # it does not end where the dim stops
+    ],
+)
+def test_no_more_than_the_last_steps_are_kept(form: str, kept: dict[str, int], backend: str) -> None:
+    """Wherever a dim stops, in whichever piece of its loop."""
+    prog, T, t = last_steps(form)
+    bounds = {T: 40}
+    run = prog.compile(bounds, backend)
+    stores = {node.name: store.dims[t] for node, store in run.storage.stores.items() if node.name in kept}
+    assert {name: getattr(found, "size", 0) for name, found in stores.items()} == kept
+    for halt in (1, 2, 3, 17, 37, 38, 39, 99):
+        inputs = {"halt": halt, "w": np.array([1.0, -2.0, 0.5], np.float32)}
+        expected = prog.evaluate(bounds, **inputs)
+        in_parts = run.stream(**inputs)
+        list(in_parts)
+        for found in (run(**inputs), in_parts.result):
+            for name, array in expected.outputs.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-5, err_msg=f"{name}, {halt}")

@@ -11,6 +11,8 @@ from tempo.graph.structural import HOST
 from tempo.graph.traversal import reachable
 from tempo.symbolic import TRUE, Condition, Dim, Slice, Symbol, conjunction, constant, disjunction
 from tempo.symbolic import index as indices
+from tempo.symbolic.condition import And, AtLeastZero
+from tempo.symbolic.intervals import at_least
 
 
 def check_stops(graph: Graph) -> None:
@@ -50,7 +52,8 @@ def waits(relations: Relations) -> Iterator[Read]:
     for dim, edge in graph.stops.items():
         before = set(reachable([edge.node], graph.cases))
         for node in graph.nodes:
-            if dim.bound in asked_for(graph, node) or _falls_through(relations, node, dim):
+            needs = dim.bound in asked_for(graph, node) or _falls_through(relations, node, dim)
+            if needs and not _is_known_in_time(graph, node, dim):
                 if node in before:
                     raise ProgramError(
                         f"which case of {node.label} applies depends on {dim.bound}, "
@@ -60,10 +63,32 @@ def waits(relations: Relations) -> Iterator[Read]:
                     )
                 whole = tuple(Slice(constant(0), d.bound) for d in edge.node.domain)
                 yield relations.through(node, Edge(edge.node, whole), TRUE)
-            elif node.op is HOST or node in emitted:
+            elif needs or node.op is HOST or node in emitted:
                 for own in (d for d in node.domain if d.origin is dim):
                     last = tuple(own + own.start - 1 for _ in edge.node.domain)
                     yield relations.through(node, Edge(edge.node, last), own + own.start >= 1)
+
+
+def _is_known_in_time(graph: Graph, node: Node, dim: Dim) -> bool:
+    """Whether the number of steps of a dim only decides which case of a node applies at a step, and that is known as
+    soon as it is known that the step is made: ``x[t < T] = ...`` in a tensor with a step more."""
+    own = next((d for d in node.domain if d.origin is dim), None)
+    cases = graph.cases.get(node, ())
+    values = frozenset[Symbol]().union(shape_symbols(node.shape), *(indices.symbols(c.value.index) for c in cases))
+    if own is None or not cases or dim.bound in values:
+        return False
+    about = [part for case in cases for part in _parts(case.region) if dim.bound in part.symbols()]
+    made = {dim.bound: own + own.start + 1}
+    return all(
+        isinstance(part, AtLeastZero)
+        and dict(part.expr.terms).get(dim.bound, 0) > 0
+        and at_least(part.expr.substitute(made), 0)
+        for part in about
+    )
+
+
+def _parts(condition: Condition) -> tuple[Condition, ...]:
+    return condition.parts if isinstance(condition, And) else (condition,)
 
 
 def _falls_through(relations: Relations, node: Node, dim: Dim) -> bool:

@@ -12,6 +12,7 @@ from tempo.passes.attention import fuse_attention
 from tempo.passes.attention_to_past import fuse_attention_to_past
 from tempo.passes.choices import choose_where_read
 from tempo.passes.equal import merge_equal
+from tempo.passes.last_steps import compute_last_steps
 from tempo.passes.linear import linear_recurrences
 from tempo.passes.pinned import split_pinned
 from tempo.passes.rows import hand_rows_on
@@ -27,6 +28,7 @@ PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("drop single steps", drop_single_steps),
     ("simplify", simplify),
     ("merge equal", merge_equal),
+    ("compute last steps", compute_last_steps),
     ("choose where read", choose_where_read),
     ("compute selected", compute_selected),
     ("split pinned", split_pinned),

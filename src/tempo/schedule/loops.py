@@ -27,7 +27,7 @@ from tempo.schedule.buckets import Buckets
 from tempo.schedule.dependences import Dependence, Shifts
 from tempo.schedule.extents import Extents
 from tempo.schedule.folds import Fold
-from tempo.schedule.looptree import Tree
+from tempo.schedule.looptree import Loop, Tree
 from tempo.schedule.nesting import Nesting, Part, Place, TangledError
 from tempo.schedule.results import handed_out
 from tempo.symbolic import Bound, Dim, conjunction, equal
@@ -82,6 +82,13 @@ class Schedule:
         """The first step of a dim at which a node is needed, and the one after the last."""
         first, last = self.spans[node][dim]
         return first, last + 1
+
+    def may_be_over(self, loop: Loop) -> bool:
+        """Whether a dim that stops on data may do so before a loop's first step."""
+        if loop.until is None:
+            return False
+        fewest, _ = self.open[loop.dim.bound]
+        return loop.start >= fewest + self.beyond[loop.until]
 
     def is_needed_throughout(self, node: Node, within: Mapping[Dim, tuple[int, int]]) -> bool:
         """Whether a node is needed at all points at which it is computed, of some dims ``within`` the first and the

@@ -1,7 +1,7 @@
 """What runs: a tree of loops.
 
 Tree  ::= Loop | Compute
-Loop  ::= for dim in start .. stop (forwards or backwards; or until a node of it holds): Tree*
+Loop  ::= for dim in start .. stop (forwards or backwards; or until a stop condition holds): Tree*
         | for blocks of dim in start .. stop (forwards or backwards): Tree*
         | for the steps of dim in the block around: Tree*
 Compute ::= a node, at the point and in the blocks that the loops around it are at, for all steps of its other dims at
@@ -40,7 +40,7 @@ class Loop:
     backwards: bool
     body: tuple[Tree, ...]
     until: Node | None = None
-    """A stop condition that the body computes: the loop ends early once it has held."""
+    """A stop condition: the loop ends early once it has held, in its body or in an earlier piece of the same loop."""
     block: int = 0
     """How many steps the body computes at once, if it computes blocks."""
     inner: bool = False

@@ -17,7 +17,7 @@ from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Schedule
 from tempo.schedule.nesting import Place
 from tempo.schedule.peak import Habits, Lifetimes
-from tempo.symbolic import Dim, Slice
+from tempo.symbolic import Dim, Expr, Slice
 from tempo.symbolic.intervals import extent
 
 
@@ -161,8 +161,11 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
     for dependence in schedule.dependences:
         readers.setdefault(dependence.producer, []).append(dependence)
     results: dict[Node, list[Edge]] = {}
-    for edge in (*graph.outputs.values(), *graph.stops.values()):
+    for edge in graph.outputs.values():
         results.setdefault(edge.node, []).append(edge)
+    # Whoever needs the number of steps waits for a stop condition, but nobody reads it once it is computed.
+    for edge in graph.stops.values():
+        readers.pop(edge.node, None)
     stores = {}
     for node in schedule.places:
         if node.op is HOST:
@@ -172,7 +175,7 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
         for d in node.domain:
             start, stop = ranges[d]
             whole = Steps(start, stop - start)
-            single = [single_step(edge, d, schedule) for edge in results.get(node, ())]
+            single = [final_step(edge, d, schedule) for edge in results.get(node, ())]
             short = habits.reads_blocks_beside
             found = None if None in single else keeping(d, node, readers.get(node, ()), schedule, single, short=short)
             # A circle with room for all steps is none: what is read of it is then a part, not a gather.
@@ -196,10 +199,17 @@ def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
 
 
 def single_step(edge: Edge, dim: Dim, schedule: Schedule) -> int | None:
-    """The one step of a dim that an edge reads, if it is one whatever the point."""
+    """The one step of a dim that an edge reads, if it is one whatever the point, and known before the run."""
+    step = final_step(edge, dim, schedule)
+    return step.constant if step is not None and step.is_constant else None
+
+
+def final_step(edge: Edge, dim: Dim, schedule: Schedule) -> Expr | None:
+    """The one step of a dim that an edge reads, if it is one whatever the point: of a dim that stops on data it may be
+    counted from there."""
     item = edge.index[edge.node.domain.index(dim)]
     step = None if isinstance(item, Slice) else item.substitute(schedule.numbers)
-    return step.constant if step is not None and step.is_constant else None
+    return step if step is not None and step.symbols() <= dim.origin.bound.symbols() else None
 
 
 def keeping(
@@ -207,7 +217,7 @@ def keeping(
     node: Node,
     readers: Sequence[Dependence],
     schedule: Schedule,
-    finally_read: Sequence[int | None] = (),
+    finally_read: Sequence[Expr | None] = (),
     by_block: bool = False,
     short: bool = False,
 ) -> Keeping | None:
@@ -233,7 +243,7 @@ def keeping(
             return None
         # After the loop, and in other iterations of a loop around it, its last steps may be what is read.
         if any(elsewhere) or any(steps_back(d, outer, schedule) not in (None, (0, 0)) for outer in around):
-            final = None if d.read.index is None else single_step(Edge(node, d.read.index), dim, schedule)
+            final = None if d.read.index is None else final_step(Edge(node, d.read.index), dim, schedule)
             if final is None:
                 return None
             finals.append(final)
@@ -285,7 +295,7 @@ def _one_after_the_other(own: Set[tuple[int, ...]], schedule: Schedule) -> bool:
 
 
 def _last_steps(
-    dim: Dim, node: Node, finals: Sequence[int | None], furthest: int, schedule: Schedule, own: set[tuple[int, ...]]
+    dim: Dim, node: Node, finals: Sequence[Expr | None], furthest: int, schedule: Schedule, own: set[tuple[int, ...]]
 ) -> Keeping | None:
     """A window at the end of which are the steps that are read after a loop, if they are its last ones: a loop of
     single steps, or those over the steps of one block after the other."""
@@ -296,10 +306,27 @@ def _last_steps(
     if (blocked or len(own) > 1) and number in schedule.backwards:
         return None
     first, stop = schedule.steps(node, dim)
-    steps = [step for step in finals if step is not None]
-    final = max(steps) - first + 1 if number in schedule.backwards else stop - min(steps)
+    end: Any = first - 1 if number in schedule.backwards else stop
+    if dim.origin.bound in schedule.open:
+        end = _last_of_open(dim, node, number, schedule)
+    if end is None:
+        return None
+    back = [end - step for step in finals if step is not None]
+    if not all(steps.is_constant for steps in back):
+        return None
+    final = max(abs(steps.constant) for steps in back)
     size = max(final, furthest + 1)
     return Window(size, final) if size <= (stop - first) // 2 else None
+
+
+def _last_of_open(dim: Dim, node: Node, number: int, schedule: Schedule) -> Expr | None:
+    """The step of a dim that stops on data behind the last one that a loop computes of a node, if the loop ends there.
+    (Another one makes all steps that there may be, and its circles have nothing but the last of these.)"""
+    for stop, beyond in schedule.beyond.items():
+        if any((dim.origin, number) in place for place in schedule.places[stop]) and number not in schedule.backwards:
+            behind: Expr = schedule.own_step(node, dim, dim.origin.bound + beyond)
+            return behind
+    return None
 
 
 def _is_apart(node: Node, dim: Dim, schedule: Schedule) -> bool:

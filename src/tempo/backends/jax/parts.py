@@ -217,7 +217,7 @@ class Parts:
         on_device = [n for n in (*outside, *carried) if n not in cuts and not (n.op is INPUT and self.stores[n].host)]
         reads = (*dict.fromkeys(on_device), *self.lowering.schedule.open)
         # What only lives for an iteration of a loop is not there after it.
-        after = set() if isinstance(item, Chunks) else set(_after(item.trees))
+        after = set() if isinstance(item, Chunks) else set(self._after(item.trees))
         final = [n for n in others if n in carried or (n in after and not self.is_local(n, item, homes))]
         writes = (*final, *stops)
         # The innermost loop over a dim says whether that is at a step or at a block of them; which step, if it has one.
@@ -251,6 +251,14 @@ class Parts:
         rooms = {node: lowering.room(node, [loop for loop, nodes in computed_in if node in nodes]) for node in whole}
         emits = tuple(only(emitted, item.trees))
         return CompiledPart(reads, writes, emits, gathered, rooms, cuts, offloaded, execute, Prepared(function))
+
+    def _after(self, trees: Sequence[Tree]) -> Iterator[Node]:
+        """The nodes that are in no loop."""
+        for tree in trees:
+            if isinstance(tree, Compute):
+                yield tree.node
+            elif self.lowering.is_inline(tree):
+                yield from self._after(tree.body)
 
     def joint(self, last: Part) -> Joint | None:
         """The last part of a loop's body with the first one, if they can be one program."""
@@ -322,15 +330,6 @@ def _with_axes(block: Array, store: Store, at: At) -> Array:
     dims = [d for d, kept in store.dims.items() if not isinstance(kept, Latest)]
     single = [n for n, d in enumerate(dims) if d.origin in at and not isinstance(at[d.origin], BlockSteps)]
     return jnp.expand_dims(block, single)
-
-
-def _after(trees: Sequence[Tree]) -> Iterator[Node]:
-    """The nodes that are in no loop of several steps."""
-    for tree in trees:
-        if isinstance(tree, Compute):
-            yield tree.node
-        elif len(tree.steps) == 1:
-            yield from _after(tree.body)
 
 
 class Keyed(dict[int, Any]):

@@ -90,12 +90,16 @@ class Repetition:
         until = self.tree.until
         if until is None:
             return count, self.as_kernel(start, count) or self.unrolled(start, count)
-        position = self.carried.index(self.lowering.stopping[until].bound)
+        bound = self.lowering.stopping[until].bound
+        # It may have stopped in an earlier piece of the loop; in this one it can only if that is computed here.
+        position = self.carried.index(bound) if bound in self.bounds else None
+        before: Any = self.state.get(bound, self.lowering.limits[bound])
         beyond = self.lowering.schedule.beyond[until]
 
         def goes_on(carry: tuple[Array, Carry]) -> Array:
             k, (arrays, _) = carry
-            return (k < count) & (self.first + k < arrays[position] + beyond)
+            made = before if position is None else arrays[position]
+            return (k < count) & (self.first + k < made + beyond)
 
         found: tuple[Any, Carry] = lax.while_loop(
             goes_on, lambda c: (c[0] + 1, self.several(*c, 1)), (jnp.int32(0), start)

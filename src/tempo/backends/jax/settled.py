@@ -58,8 +58,8 @@ class Settled:
         return found
 
     def end(self, loop: Loop) -> frozenset[Dim]:
-        """The dim at whose stop a loop ends. (A single step is computed in any case.)"""
-        if loop.until is None or len(loop.steps) == 1:
+        """The dim at whose stop a loop ends. (The first step is computed in any case.)"""
+        if loop.until is None or (len(loop.steps) == 1 and not self.schedule.may_be_over(loop)):
             return frozenset()
         return frozenset({self.stopping[loop.until]})
 

@@ -188,7 +188,9 @@ class JaxWorker:
                 for key, value in self.state.items()
                 if isinstance(key, Bound) or (key in needed and key.op is not INPUT)
             }
-            on_device |= {node: self.lowering.literal(node) for node in self.lowering.literals & needed}
+            # What is read at no point at all has no store.
+            literals = self.lowering.literals & needed & self.parts.stores.keys()
+            on_device |= {node: self.lowering.literal(node) for node in literals}
         return {**on_device, **{Hosted(node): array for node, array in self.host.kept(needed).items()}}
 
     def whole(self, node: Node, array: Array) -> Array:
