@@ -61,6 +61,24 @@ def test_generate_streams_the_text_and_tells_how_fast(
     assert re.fullmatch(r"peak memory: [\d,]+ MiB (of this process|on the device)", captured.err.splitlines()[3])
 
 
+def test_a_terminal_that_cannot_show_everything(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1", write_through=True))
+    monkeypatch.setattr(
+        cli.llm, "stream", lambda *_, **__: (llm.Piece(0, 5, text) for text in ("caf\u00e9 ", "\u732b"))
+    )
+    assert main(["generate", "--model", str(directory), "--prompt", "the tale of"]) == 0
+    assert shown.getvalue() == "caf\u00e9 ?\n".encode("latin-1")
+
+
+def test_what_is_no_text_is_said_to_be_none(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello \xff\n"), encoding="utf-8"))
+    assert main(["chat", "--model", str(directory)]) == 1
+    assert "which is not a character" in capsys.readouterr().err
+
+
 def test_generate_takes_all_options(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

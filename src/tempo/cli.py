@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import argparse
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -28,6 +29,10 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetit
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; gives the exit status."""
     options = parser().parse_args(arguments)
+    # What a terminal cannot show is replaced; what it sends that is no text is refused where it is read.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace"), (sys.stdin, "surrogateescape")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     try:
         with interruptible():
             status: int = options.run(options)

@@ -378,3 +378,22 @@ def test_copies_of_cells_are_other_cells() -> None:
         assert other is not bend
         assert type(other) is not type(bend)
         assert (other.name, repr(other)[:5]) == ("bend", "Cell(")
+
+
+def test_lanes_of_padding_have_no_indices_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was computed early for a launch is, for its padding, whatever lies behind."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    table = np.arange(8, dtype=np.float32)
+    eye, x = np.eye(4, dtype=np.float32), np.array([3, 0, 0, 0], np.float32)
+    step = tp.cell(lambda h, x, m: h + tp.take(tp.constant(table), tp.sum(m @ x).astype("int32")), name="step")
+    noise = tp.cell(lambda a: a * 1000.0, name="noise")
+
+    def model(xs: list[Any]) -> Any:
+        h: Any = np.float32(0)
+        for one in xs:
+            h = step(h, one, eye)
+        return h, noise(xs[0])
+
+    batched = tp.batch(model)
+    assert batched([[x] * 4] * 4)[0][0] == 12
+    assert batched([[x] * 5])[0][0] == 15

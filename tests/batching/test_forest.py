@@ -508,3 +508,31 @@ def test_mistakes() -> None:
         "the state of an inner node is float32[1], that of a leaf float32[]"
     )
     assert message(errors.GradientError, lambda: folded.value_and_grad(forest)) == "there is no loss to differentiate"
+
+
+def test_leaves_that_repeat_with_arrays_in_any_order() -> None:
+    """Integers of several types, whose names are not in the order of the alphabet."""
+    n = 40
+    word, flag = np.arange(n) % 5 + 1, np.arange(n) % 2 == 1
+    folded = tp.fold(
+        leaf=lambda word, flag: tp.where(flag, word * 1.0, word * 10.0),
+        inner=lambda children: tp.sum(children, axis=0),
+    )
+    found = folded(tp.forest(children=[[]] * n, word=word, flag=flag))
+    np.testing.assert_array_equal(found, np.where(flag, word, 10 * word))
+
+
+def test_no_children_after_some() -> None:
+    folded = tp.fold(leaf=lambda v: v, inner=lambda children: tp.sum(children, axis=0))
+    assert folded(tp.forest(children=[[1, 2], [], []], v=[0.0, 1.0, 2.0])).tolist() == [3, 1, 2]
+    assert folded(tp.forest(children=[[], [], []], arity=0, v=[0.0, 1.0, 2.0])).tolist() == [0, 1, 2]
+
+
+def test_few_choices_of_nodes_are_kept() -> None:
+    """Nodes may be drawn anew for every step of a training."""
+    folded = tp.fold(leaf=lambda v: v, inner=lambda children: tp.sum(children, axis=0), loss=lambda state: 2 * state)
+    forest = tp.forest(children=[[1, 2], [], []], v=[0.0, 1.0, 2.0])
+    for count in range(1, 30):
+        loss, _ = folded.value_and_grad(forest, nodes=[2] * count)
+        assert loss == pytest.approx(4)
+    assert len(folded._planned[forest]) == fold.PLANNED

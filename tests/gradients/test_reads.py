@@ -245,3 +245,13 @@ def test_read_of_two_dims(name: str) -> None:
     weights = sum(factor * weights_of(read, shape) for factor, read in reads)
     reference = lambda x: jnp.sum(weights * jnp.sin(x))  # noqa: E731
     check(prog, {I: 3, J: 4, K: 12}, loss, {"x": x}, reference, x=numbers(*shape))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_range_without_steps(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        nothing = x[t:t].sum()
+        prog.output("g", tp.grad(tp.sum((nothing * nothing + x)[0:T]), x))
+    assert prog.compile({T: 3}, backend)(x=[1, 2, 3]).g.tolist() == [1, 1, 1]

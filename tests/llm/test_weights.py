@@ -426,3 +426,40 @@ def test_an_index_without_its_map(copy: Callable[..., Path]) -> None:
         "  hint: download it again",
     ):
         open_weights(directory)
+
+
+def test_parameters_of_other_kinds(checkpoint: Checkpoint) -> None:
+    """Tensors of PyTorch's and lists, as programs take them."""
+    model = llm.load(checkpoint("llama")[0])
+    arrays = {name: np.array(array) for name, array in model.parameters.items()}
+    given = {name: torch.tensor(array) for name, array in arrays.items()}
+    given["norm.weight"] = arrays["norm.weight"].tolist()
+    other = llm.LanguageModel(model.config, given)
+    assert other.dtype == np.float32
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(other.parameters[name], array)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"norm.weight": None, "other": [1.0]},
+            "the parameters are not those of the configuration: there is no norm.weight, nothing is called other",
+        ),
+        ({"norm.weight": np.ones(3)}, "parameter norm.weight has shape (3,), expected (32,)"),
+        ({"norm.weight": torch.ones(32, dtype=torch.bfloat16)}, "parameter norm.weight is no array of numbers: "),
+    ],
+)
+def test_parameters_that_do_not_fit(checkpoint: Checkpoint, changes: dict[str, Any], message: str) -> None:
+    model = llm.load(checkpoint("llama")[0])
+    given = {name: array for name, array in {**model.parameters, **changes}.items() if array is not None}
+    with pytest.raises(tp.errors.ModelError) as error:
+        llm.LanguageModel(model.config, given)
+    assert error.value.message.startswith(message)
+
+
+def test_double_precision_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(tp.errors.ModelError) as error:
+        llm.load(checkpoint("llama")[0], dtype="float64")
+    assert error.value.message == "dtype = 'float64': a model is not computed in that"

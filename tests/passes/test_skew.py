@@ -241,3 +241,24 @@ def test_large_values_stay_two_loops() -> None:
         y[i, j] = y[i, j - 1] + y[i - 1, j]
         prog.output("y", tp.sum(y[I - 1, J - 1]))
     assert depth(prog.compile({I: 3, J: 4}, "numpy").schedule.trees) == 2
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_a_cube_is_one_loop(rank: int) -> None:
+    """Over the sum of all dims, although each of them carries a part of the reads. (With gradients, too, it ends.)"""
+    with tp.Program() as prog:
+        dims = [prog.dim(name) for name in "abcd"[:rank]]
+        here = tuple(d for d, _ in dims)
+        x = prog.input("x", domain=here)
+        z = prog.recurrent("z", domain=here)
+        for n in range(rank):
+            border = tuple(0 if k == n else d for k, d in enumerate(here))
+            z[border] = x[border]
+        before = [z[tuple(d - 1 if k == n else d for k, d in enumerate(here))] for n in range(rank)]
+        z[here] = 0.5 * sum(before) + x
+        prog.output("z", z)
+        prog.output("g", tp.grad(z[tuple(bound - 1 for _, bound in dims)], x))
+    bounds = {bound: n + 2 for n, (_, bound) in enumerate(dims)}
+    run = check(prog, bounds, x=random(*bounds.values()))
+    forwards = [tree for tree in run.schedule.trees if isinstance(tree, Loop) and not tree.backwards]
+    assert depth(forwards) == 1

@@ -488,8 +488,29 @@ def test_a_checkpoint_of_another_compiler(tmp_path: Path) -> None:
         walk(20).load(path)
     assert caught.value.message == (
         f"'{path}' is not a checkpoint of this program: "
-        "it was compiled for another device, with another plan or by another version of Tempo"
+        "it was compiled for another device or backend, with another plan or by another version of Tempo"
     )
+
+
+@pytest.mark.parametrize(("saves", "loads"), [("numpy", "jax"), ("jax", "numpy")])
+def test_host_memory_of_another_backend(saves: str, loads: str, tmp_path: Path) -> None:
+    """What lies there differs between backends, and a run must not go on without it."""
+    with tp.Program("walk") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        h = prog.recurrent("h", domain=t)
+        h[0] = x[0]
+        h[t] = tp.tanh(h[t - 1] + x[t])
+        prog.emit("h", h)
+        prog.output("g", tp.grad(h[T - 1], x))
+    plan = tp.Plan(blocks={"t": 2}, host=("*",))
+    run, other = (prog.compile({T: 6}, backend, plan=plan) for backend in (saves, loads))
+    stream = run.stream(x=np.linspace(0, 1, 6))
+    next(stream)
+    run.save(tmp_path / "run")
+    with pytest.raises(tp.errors.CheckpointError, match="it was compiled for another device or backend"):
+        other.load(tmp_path / "run")
+    run.load(tmp_path / "run")
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, -1])

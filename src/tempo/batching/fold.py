@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import reprlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,11 @@ from tempo.given import check_seed, seed_words
 
 Array = Any
 
+_lock = threading.RLock()
+"""Threads plan one after the other: how large arrays are must not change in the middle. One for all folds, which can be
+copied."""
+PLANNED = 8
+"""For so many choices of nodes what is planned for a forest is kept."""
 TURNS = 8
 """For so many numbers of chunks, at most, there are programs in which they are constants."""
 
@@ -176,13 +182,16 @@ class Fold(Parametrised):
         rows = {name: kind(array.shape[1:], array.dtype) for name, array in forest.data.items()}
         arity = forest.children.shape[1]
         key = (arity, tuple(rows.items()))
-        if key not in self._parts:
-            self._parts[key] = self._traced(rows, arity)
-        planned = self._planned.setdefault(forest, {})
         asked = which, None if which == "all" else wanted.tobytes()
-        if asked not in planned:
-            planned[asked] = self._inputs(forest, self._parts[key], which, wanted)
-        shape, inputs = planned[asked]
+        with _lock:
+            if key not in self._parts:
+                self._parts[key] = self._traced(rows, arity)
+            planned = self._planned.setdefault(forest, {})
+            if asked not in planned:
+                if len(planned) == PLANNED:
+                    del planned[next(iter(planned))]
+                planned[asked] = self._inputs(forest, self._parts[key], which, wanted)
+            shape, inputs = planned[asked]
         if shape.draws:
             inputs = (*inputs, seed_words(seed))
         return self._parts[key], shape._replace(pulled=pulled), values, inputs
@@ -262,7 +271,8 @@ class Fold(Parametrised):
         leaves, leaf, inner = forest.order[: forest.sizes[0]], parts.leaf.trace, parts.inner.trace
         same = None
         if is_worth_a_search(leaf.work * len(leaves)):
-            of_leaves = [forest.data[name][leaves] for name in parts.leaf.asked]
+            # In the order of the cell's arguments, which is not that of the forest's arrays.
+            of_leaves = [forest.data[name][leaves] for name in sorted(parts.leaf.data, key=parts.leaf.data.__getitem__)]
             same = first_calls(of_leaves, [False] * len(of_leaves), leaf)
         widths, beside = chunk_widths(inner.work, inner.size)
         known = [width for width in widths if self._capacities.get(("chunks", width))]

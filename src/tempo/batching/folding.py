@@ -142,7 +142,7 @@ class _Chunks:
     def arguments(self, parts: Parts, inputs: Inputs, arenas: Sequence[Array], n: Array) -> list[Array]:
         """Those of the nth chunk's nodes."""
         rows = self.rows[n]
-        if rows.shape[1] <= SLOTS:
+        if 0 < rows.shape[1] <= SLOTS:
             states = [jnp.stack([taken(arena, slot) for slot in rows.T], 1) for arena in arenas]
         else:
             states = [taken(arena, rows) for arena in arenas]

@@ -207,6 +207,7 @@ def forward(
             if not depth and kind.bytes <= APART and jax.default_backend() != "cpu":
                 apart[k] = handed_over(result)
         if bad is not None:
+            bad = bad & launch.real  # aligned arguments of lanes of padding may be anything
             here = jnp.where(jnp.any(bad), launch.lanes[jnp.argmax(bad)] + 1, 0)
             fault = jnp.where(fault > 0, fault, here)
         return fault, tuple([arenas[kind] for kind in to_write])

@@ -18,6 +18,7 @@ given is put there once.
 from __future__ import annotations
 
 import operator
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,10 @@ class Group:
     def moved_kinds(self) -> tuple[Kind, ...]:
         """The kinds through which gradients flow."""
         return tuple(kind for kind in dict.fromkeys([*self.trace.results, *self.read_kinds]) if kind.is_float)
+
+
+_lock = threading.RLock()
+"""Of all planners: models can be copied, locks cannot."""
 
 
 class Groups(dict[Trace, Group]):
@@ -171,7 +176,8 @@ class Rows:
 
 @dataclass
 class Planner:
-    """What is kept from one mini-batch to the next, so that the same cells find the same kernels."""
+    """What is kept from one mini-batch to the next, so that the same cells find the same kernels. Threads plan one
+    after the other: what one finds out about a cell's arguments must not change while another goes by it."""
 
     groups: Groups = field(default_factory=Groups)
     hoisting: Hoisting = field(default_factory=Hoisting)
@@ -180,15 +186,16 @@ class Planner:
     def plan(self, recorder: Recorder, rows: Rows, put: Put, wanted: Sequence[int] | None) -> list[Run]:
         """What is recorded and to be computed now, as runs: whatever the results with the numbers ``wanted`` need, or
         (None) everything."""
-        calls = [_calls(block) for block in taken(recorder, wanted)]
-        if not calls:
-            return []
-        calls = self.hoisting.apply(calls, recorder)
-        for one in calls:
-            self.groups.see(one.trace, put.wanted_columns(one))
-        calls = put.apply(calls, self.groups, recorder) + calls
-        rows.grow(recorder.count)
-        return self._runs(_by_trace(calls), rows, wanted is not None)
+        with _lock:
+            calls = [_calls(block) for block in taken(recorder, wanted)]
+            if not calls:
+                return []
+            calls = self.hoisting.apply(calls, recorder)
+            for one in calls:
+                self.groups.see(one.trace, put.wanted_columns(one))
+            calls = put.apply(calls, self.groups, recorder) + calls
+            rows.grow(recorder.count)
+            return self._runs(_by_trace(calls), rows, wanted is not None)
 
     def _runs(self, together: Sequence[Calls], rows: Rows, waiting: bool) -> list[Run]:
         if not waiting:

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from tempo.dtypes import as_dtype, is_float
+from tempo.dtypes import as_dtype, float64, is_float
 from tempo.errors import DtypeError, ModelError
 
 PROMPTS = "a prompt is a text or a list of tokens; several prompts are a list of them"
@@ -45,7 +45,7 @@ def as_float(dtype: Any) -> Any:
         found = as_dtype(dtype)
     except DtypeError:
         found = None
-    if found is None or not is_float(found):
+    if found is None or not is_float(found) or found == float64:
         raise ModelError(
             f"dtype = {dtype!r}: a model is not computed in that", hint="take float32, bfloat16 or float16"
         )

@@ -11,6 +11,7 @@ from tempo.llm.arguments import PROMPTS, as_float, as_integer, listed
 from tempo.llm.config import Config
 from tempo.llm.decoder import Decoder
 from tempo.llm.files import PathLike
+from tempo.llm.parameters import as_array, check_names, shapes
 from tempo.llm.tokenizer import Tokenizer
 from tempo.llm.weights import Weights
 
@@ -30,12 +31,16 @@ class LanguageModel:
         """``parameters`` by the names of ``Decoder``. Programs are compiled for a ``device``, and within ``memory``."""
         self.config = config
         self.decoder = Decoder(config)
+        expected = shapes(config)
+        check_names(parameters, expected)
         named = config.dtype if dtype is None else dtype
-        self.dtype = as_float(parameters["embedding.weight"].dtype if named is None else named)
+        self.dtype = as_float(as_array("embedding.weight", parameters).dtype if named is None else named)
         self.tokenizer = tokenizer
         self.device = device
         self.memory = memory
-        self.parameters = {name: _on_device(array, self.dtype, device) for name, array in parameters.items()}
+        self.parameters = {
+            name: _on_device(as_array(name, parameters, shape), self.dtype, device) for name, shape in expected.items()
+        }
         # The tokenizer may know one that the configuration does not.
         known = (*config.end_of_text, *(tokenizer.end_of_text if tokenizer is not None else ()))
         self.ends = tuple(dict.fromkeys(known))

@@ -21,11 +21,14 @@ Layer norms, and the ``_proj`` that the configuration says so of, also have a ``
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import numpy as np
 
+from tempo.errors import ModelError
 from tempo.llm.config import Config
 from tempo.llm.files import Array
 
@@ -48,6 +51,40 @@ class Place:
         # NumPy knows no type for float16 and bfloat16 together; float32 holds both.
         mixed = len({part.dtype for part in parts}) > 1
         return np.concatenate([part.astype(np.float32) for part in parts] if mixed else parts)
+
+
+def check_names(given: Mapping[str, Any], expected: Iterable[str]) -> None:
+    """Raise an error unless these are the parameters of a decoder, by name."""
+    # By their keys: to look for one in a mapping of weights would read it.
+    there, wanted = dict.fromkeys(given), dict.fromkeys(expected)
+    missing, others = [name for name in wanted if name not in there], [name for name in there if name not in wanted]
+    if missing or others:
+        said = [
+            f"{what} {_some(names)}"
+            for what, names in (("there is no", missing), ("nothing is called", others))
+            if names
+        ]
+        raise ModelError(
+            f"the parameters are not those of the configuration: {', '.join(said)}",
+            hint="llm.load reads both from a directory; the names are listed in tempo/llm/parameters.py",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def as_array(name: str, given: Mapping[str, Any], shape: Shape | None = None) -> Any:
+    """A parameter as an array, NumPy's if it was no array, of a certain shape."""
+    found = given[name]
+    if not isinstance(found, np.ndarray | jax.Array):
+        try:
+            found = np.asarray(found)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"parameter {name} is no array of numbers: {error}") from error
+    if shape is not None and found.shape != shape:
+        raise ModelError(f"parameter {name} has shape {found.shape}, expected {shape}")
+    return found
 
 
 def shapes(config: Config) -> dict[str, Shape]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import tempo as tp
 from tempo.nn.mistakes import wrong
 from tempo.nn.module import Module
@@ -14,8 +16,8 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0 <= rate <= 1:
-            raise wrong(self, f"the rate {rate} is not in [0, 1]")
+        if not isinstance(rate, int | float | np.number) or not 0 <= rate <= 1:
+            raise wrong(self, f"the rate {rate!r} is not in [0, 1]")
         self.rate = rate
 
     def __call__(self, x: tp.RecurrentTensor, training: bool) -> tp.RecurrentTensor:

@@ -26,5 +26,4 @@ class Embedding(Module):
 
     def attend(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
         """The product of x with every row, from shape (..., size) to (..., count): logits from tied weights."""
-        expect(self, x, *self.weight.shape[1:])
-        return tp.einsum("...i,ni->...n", x, self.weight)
+        return tp.einsum("...i,ni->...n", expect(self, x, *self.weight.shape[1:]), self.weight)

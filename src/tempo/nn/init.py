@@ -62,9 +62,14 @@ def orthogonal(gain: float = 1.0) -> Initialiser:
     """
 
     def init(shape: tuple[int, ...], dtype: Any) -> tp.RecurrentTensor:
+        if not shape:
+            raise tp.errors.ShapeError(
+                "a parameter of shape () has no rows to be orthogonal", places=[("here", tp.errors.user_line())]
+            )
         rows, columns = shape[0], math.prod(shape[1:])
-        drawn = tp.random.normal((max(rows, columns), min(rows, columns)))
-        q = tp.host(_orthonormal, drawn, out=tp.spec(drawn.shape))
+        precise = tp.float64 if dtype == tp.float64 else tp.float32
+        drawn = tp.random.normal((max(rows, columns), min(rows, columns)), dtype=precise)
+        q = tp.host(_orthonormal, drawn, out=tp.spec(drawn.shape, precise))
         return tp.multiply(gain, (q if rows >= columns else q.T).reshape(shape).astype(dtype))
 
     return init

@@ -28,8 +28,7 @@ class Linear(Module):
         self.bias = Parameter((outputs,), initial) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        expect(self, x, *self.weight.shape[1:])
-        return affine(x, self.weight, self.bias)
+        return affine(expect(self, x, *self.weight.shape[1:]), self.weight, self.bias)
 
 
 def affine(x: tp.RecurrentTensor, weight: tp.RecurrentTensor, bias: tp.RecurrentTensor | None) -> tp.RecurrentTensor:

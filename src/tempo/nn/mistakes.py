@@ -20,8 +20,10 @@ def at_least(least: int, layer: object, value: Any, what: str) -> None:
         raise wrong(layer, f"{value!r} {what}", f"expected an integer, {least} or more")
 
 
-def expect(layer: object, x: Any, *sizes: int) -> None:
-    """Raise an error unless the last axes of x have these sizes."""
+def expect(layer: object, x: Any, *sizes: int) -> Any:
+    """x, which may be a list of numbers; raise an error unless its last axes have these sizes."""
+    x = x if hasattr(x, "shape") else tp.constant(x)
     if tuple(x.shape[-len(sizes) :]) != sizes:
         found = "(" + ", ".join(map(str, x.shape)) + ("," if x.ndim == 1 else "") + ")"
         raise wrong(layer, f"{x} has shape {found}, expected (..., {', '.join(map(str, sizes))})")
+    return x

@@ -9,7 +9,7 @@ import tempo as tp
 from tempo.nn import init
 from tempo.nn.mistakes import expect
 from tempo.nn.module import Module, Parameter
-from tempo.nn.precision import wide
+from tempo.nn.precision import floating, wide
 
 
 class LayerNorm(Module):
@@ -29,7 +29,7 @@ class LayerNorm(Module):
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        expect(self, x, *self.weight.shape)
+        x = floating(expect(self, x, *self.weight.shape))
         centred = wide(x) - tp.mean(wide(x), self.axes, keepdims=True)
         variance = tp.mean(tp.square(centred), self.axes, keepdims=True)
         y = centred * tp.rsqrt(variance + self.eps) * wide(self.weight)
@@ -49,6 +49,6 @@ class RMSNorm(Module):
         self.weight = Parameter((size,), init.ones)
 
     def __call__(self, x: tp.RecurrentTensor) -> tp.RecurrentTensor:
-        expect(self, x, *self.weight.shape)
+        x = floating(expect(self, x, *self.weight.shape))
         scale = tp.rsqrt(tp.mean(tp.square(wide(x)), -1, keepdims=True) + self.eps)
         return tp.multiply(self.weight, (wide(x) * scale).astype(x.dtype))

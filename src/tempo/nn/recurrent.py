@@ -31,8 +31,7 @@ class _Cell(Module):
         self, x: tp.RecurrentTensor, h: tp.RecurrentTensor
     ) -> tuple[list[tp.RecurrentTensor], list[tp.RecurrentTensor]]:
         """What x and what h contribute to each gate."""
-        expect(self, x, *self.weight_ih.shape[1:])
-        expect(self, h, *self.weight_hh.shape[1:])
+        x, h = expect(self, x, *self.weight_ih.shape[1:]), expect(self, h, *self.weight_hh.shape[1:])
         of_x, of_h = affine(x, self.weight_ih, self.bias_ih), affine(h, self.weight_hh, self.bias_hh)
         return tp.split(of_x, self.gates, axis=-1), tp.split(of_h, self.gates, axis=-1)
 
@@ -51,7 +50,7 @@ class LSTMCell(_Cell):
         self, x: tp.RecurrentTensor, state: tuple[tp.RecurrentTensor, tp.RecurrentTensor]
     ) -> tuple[tp.RecurrentTensor, tp.RecurrentTensor]:
         h, c = state
-        expect(self, c, *self.weight_hh.shape[1:])
+        c = expect(self, c, *self.weight_hh.shape[1:])
         i, f, g, o = (of_x + of_h for of_x, of_h in zip(*self.parts(x, h), strict=True))
         c = tp.sigmoid(f) * c + tp.sigmoid(i) * tp.tanh(g)
         return tp.sigmoid(o) * tp.tanh(c), c

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import tempo as tp
-from tempo.nn.mistakes import expect, wrong
+from tempo.nn.mistakes import at_least, expect, wrong
 from tempo.nn.module import Module
+from tempo.nn.precision import floating
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,14 +105,22 @@ class RoPE(Module):
     """
 
     def __init__(self, size: int, theta: float = 10000.0, scaling: Scaling | None = None) -> None:
+        at_least(2, self, size, "features")
         if size % 2:
             raise wrong(self, f"{size} features do not make pairs")
+        if not theta > 1:
+            raise wrong(self, f"theta = {theta}: no wave is longer than another", "expected a number above 1")
+        if not isinstance(scaling, Scaling | None):
+            raise wrong(self, f"scaling = {scaling!r}", "expected one such as nn.LinearScaling(factor)")
         frequencies = theta ** -(np.arange(0, size, 2) / size)
-        self.frequencies = (frequencies if scaling is None else scaling(frequencies)).astype(np.float32)
+        with np.errstate(divide="ignore"):
+            self.frequencies = (frequencies if scaling is None else scaling(frequencies)).astype(np.float32)
+        if not np.all(np.isfinite(self.frequencies)):
+            raise wrong(self, f"scaling = {scaling!r}: frequencies are no longer numbers")
         self.amplitude = 1.0 if scaling is None else scaling.amplitude
 
     def __call__(self, x: tp.RecurrentTensor, position: Any) -> tp.RecurrentTensor:
-        expect(self, x, 2 * len(self.frequencies))
+        x = floating(expect(self, x, 2 * len(self.frequencies)))
         angle = tp.expand_dims(tp.astype(position, tp.float32), -1) * self.frequencies
         cos, sin = ((f(angle) * self.amplitude).astype(x.dtype) for f in (tp.cos, tp.sin))
         first, second = tp.split(x, 2, axis=-1)

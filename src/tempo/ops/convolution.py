@@ -248,13 +248,15 @@ def _padded(
     value: float,
 ) -> RecurrentTensor:
     rank = len(strides)
+    if isinstance(padding, np.ndarray):
+        padding = padding.tolist()
     if padding == "valid":
         return x
     if padding == "same":
         widths: list[Any] = [
             _same(op, x, n, k, s, d) for n, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
         ]
-    elif isinstance(padding, str):
+    elif not isinstance(padding, int | np.integer | Sequence) or isinstance(padding, str):
         raise ShapeError(
             f"{op}: padding {padding!r} is unknown",
             places=places([x.edge]),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 import tempo as tp
 from tempo.nn.precision import wide
 
@@ -23,7 +25,7 @@ def global_norm(gradients: Mapping[str, Tensor]) -> Tensor:
 def clip_by_global_norm(gradients: Mapping[str, Tensor], most: float | Tensor) -> dict[str, Tensor]:
     """The gradients, all made shorter by the same factor where their ``global_norm`` is more than ``most``."""
     by_name("gradients", gradients)
-    if not isinstance(most, Tensor) and not most >= 0:
+    if not isinstance(most, Tensor) and not (isinstance(most, int | float | np.number) and most >= 0):
         raise tp.errors.ProgramError(
             f"clip_by_global_norm: no gradient is as short as {most}",
             places=[("here", tp.errors.user_line())],

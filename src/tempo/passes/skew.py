@@ -28,6 +28,9 @@ from tempo.passes.variables import case_in, in_variables
 from tempo.symbolic import Dim, Expr, Index, Slice, Symbol, constant
 from tempo.symbolic.regions import pinned
 
+MOST_CHANGES = 256
+"""How many diagonals a graph may get, one after the other."""
+
 MOST_SLANT = 4
 """The largest a that is tried."""
 
@@ -50,8 +53,12 @@ def skew(graph: Graph, numbers: Mapping[Any, int] | None = None, unrolled: Set[D
     """
     if graph.stops:
         return graph
-    # Every change leaves one loop less, so that this ends. A cube becomes one loop over i + j + k in two changes.
-    while (skewing := next(_all_wavefronts(graph, numbers, unrolled), None)) is not None:
+    # A change leaves one loop less, or puts the one that carries everything first: a cube becomes one loop over
+    # i + j + k in a few changes. (Any number of them is right: nothing is lost should some program need more.)
+    for _ in range(MOST_CHANGES):
+        skewing = next(_all_wavefronts(graph, numbers, unrolled), None)
+        if skewing is None:
+            break
         graph = _Skewed(graph, skewing).result()
     return graph
 
@@ -132,7 +139,8 @@ class _Skewing:
         if (self.a, self.b) == (1, 1) and self.i.number > self.j.number:
             first, second = second, first
         name = f"({first}{'+' if self.b == 1 else '-'}{second})" if self.a else self.j.name
-        self.s = Dim(name, self.a * (self.i.bound - 1) + self.j.bound)
+        # A dim that carries everything by itself only has to come first, before any other that carries a part of it.
+        self.s = Dim(name, self.a * (self.i.bound - 1) + self.j.bound, outermost=self.a == 0)
         self.p = Dim(self.i.name, self.i.bound)
 
 

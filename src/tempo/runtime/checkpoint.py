@@ -60,7 +60,9 @@ class Identity:
         both = sorted(saved.bounds.keys() & self.bounds.keys())
         found += [f"{b} was {saved.bounds[b]}" for b in both if saved.bounds[b] != self.bounds[b]]
         if not found and saved.plan != self.plan:
-            found.append("it was compiled for another device, with another plan or by another version of Tempo")
+            found.append(
+                "it was compiled for another device or backend, with another plan or by another version of Tempo"
+            )
         return found
 
 
@@ -79,7 +81,13 @@ class Checkpoints:
     """The checkpoints of one compiled program."""
 
     def __init__(
-        self, source: Graph, graph: Graph, numbers: Mapping[Bound, int], storage: Storage, script: Script
+        self,
+        source: Graph,
+        graph: Graph,
+        numbers: Mapping[Bound, int],
+        storage: Storage,
+        script: Script,
+        backend: str,
     ) -> None:
         self.nodes = numbered(graph)
         stores = [
@@ -88,6 +96,9 @@ class Checkpoints:
             for store in (storage.stores.get(node), storage.local.get(node))
             if store is not None
         ]
+        # What lies in host memory, and what of it on the device, differs between backends.
+        if any(store.host for store in storage.stores.values()):
+            stores.append(backend)
         self.identity = Identity(
             source.name,
             fingerprint(source),

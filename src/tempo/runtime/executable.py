@@ -263,7 +263,7 @@ class Executable(OneOfAKind):
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.source, self.graph, self.numbers, self.storage, self._script)
+        return Checkpoints(self.source, self.graph, self.numbers, self.storage, self._script, self.backend)
 
     def result(self, outputs: Mapping[str, Any], records: Iterable[tuple[str, Record]]) -> Result:
         emitted: dict[str, list[Record]] = {name: [] for name in self.source.emits}
