@@ -134,3 +134,12 @@ def test_positions():
         call=lambda net, t, x, position: net(x, t, position=position),
         tolerance=1e-5,
     )
+
+
+def test_sequences_are_no_axis() -> None:
+    with tp.Program() as prog:
+        t, _ = prog.dim("t")
+        x = prog.input("x", (3, 4), t)
+        with pytest.raises(tp.errors.ShapeError) as error:
+            nn.Attention(4, 2).declare(prog, "attention")(x, t)
+    assert error.value.message == "Attention: x has 2 axes, expected one of features"

@@ -79,6 +79,10 @@ class Attention(Module):
         """``start`` is the first step of the sequence, if that is padded on the left: steps before it are not seen, and
         what is computed for them means nothing. ``position`` is the step for RoPE, by default ``t - start``.
         """
+        if x.ndim != 1:
+            raise wrong(
+                self, f"{x} has {x.ndim} axes, expected one of features", "sequences of a batch are a dim, not an axis"
+            )
         if t not in x.domain:
             raise tp.errors.DomainError(
                 f"Attention along {t}: {x} does not vary over it",
