@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tempo as tp
 from tempo import nn
 from tests.nn.checks import B, agree, numbers, torch
 from tests.nn.test_rope import rotated

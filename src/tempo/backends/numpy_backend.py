@@ -93,8 +93,8 @@ class NumpyMachine:
     def execute(self, tree: Tree, at: At) -> Iterator[tuple[str, Record]]:
         if isinstance(tree, Loop):
             for step in tree.steps:
-                if tree.until is not None and step >= self.last_step(tree.until):
-                    break
+                if tree.until is not None and step >= self.last_step(tree):
+                    continue
                 here = tree.at(step, at.get(tree.dim))
                 for inner in tree.body:
                     yield from self.execute(inner, {**at, tree.dim: here})
@@ -102,10 +102,10 @@ class NumpyMachine:
             self.compute(tree, at)
             yield from self.emit(tree.node, at)
 
-    def last_step(self, stop: Node) -> int:
-        """The step of a loop that holds a stop condition after which there is nothing to do."""
-        made: int = self.numbers[self.stopping[stop].bound]
-        return made + self.schedule.beyond[stop]
+    def last_step(self, loop: Loop) -> int:
+        """The step of a loop over a dim that stops from which on there is nothing to do."""
+        made: int = self.numbers[loop.dim.bound]
+        return made + self.schedule.beyond[loop.number]
 
     def emit(self, node: Node, at: At) -> Iterator[tuple[str, Record]]:
         names = [name for name, edge in self.graph.emits.items() if edge.node is node]

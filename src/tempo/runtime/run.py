@@ -36,7 +36,7 @@ class Worker(Protocol):
     def call(self, node: Node, at: At) -> None:
         """Make a host call."""
 
-    def last_step(self, stop: Node) -> int:
+    def last_step(self, loop: Loop) -> int:
         """The step before which a loop with this stop condition ends, as far as that is known."""
 
     def outputs(self) -> dict[str, Any]:
@@ -131,7 +131,9 @@ class Run:
         """Whether a loop ends after some of its iterations."""
         if done == len(loop.steps):
             return True
-        return loop.until is not None and loop.steps[done] >= self.worker.last_step(loop.until)
+        if loop.until is None or loop.backwards:
+            return False
+        return loop.steps[done] >= self.worker.last_step(loop)
 
     def _chunk(self, item: Chunks, at: At, steps: range) -> Records:
         start = time.perf_counter()

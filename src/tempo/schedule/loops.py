@@ -12,8 +12,8 @@ was not needed: with loops only where circles force them, the order of nodes in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +27,7 @@ from tempo.schedule.buckets import Buckets
 from tempo.schedule.dependences import Dependence, Shifts
 from tempo.schedule.extents import Extents
 from tempo.schedule.folds import Fold
-from tempo.schedule.looptree import Loop, Tree
+from tempo.schedule.looptree import Loop, Tree, computes
 from tempo.schedule.nesting import Nesting, Part, Place, TangledError
 from tempo.schedule.results import handed_out
 from tempo.symbolic import Bound, Dim, conjunction, equal
@@ -49,8 +49,8 @@ class Schedule:
     numbers: Mapping[Any, int]
     open: Mapping[Any, tuple[int, int]]
     """The bounds of dims that stop on data: the fewest and the most steps they may make. ``numbers`` has the others."""
-    beyond: Mapping[Node, int]
-    """Per stop condition that a loop computes, how many further steps of that loop are needed once it holds."""
+    beyond: Mapping[int, int]
+    """By the number of a loop that ends where a dim has stopped, how many further steps of it are needed then."""
     results: Mapping[str, tuple[range, ...]]
     """Per output, the steps that are handed out, or may be."""
     blocks: Mapping[int, int]
@@ -88,7 +88,7 @@ class Schedule:
         if loop.until is None:
             return False
         fewest, _ = self.open[loop.dim.bound]
-        return loop.start >= fewest + self.beyond[loop.until]
+        return loop.start >= fewest + self.beyond[loop.number]
 
     def is_needed_throughout(self, node: Node, within: Mapping[Dim, tuple[int, int]]) -> bool:
         """Whether a node is needed at all points at which it is computed, of some dims ``within`` the first and the
@@ -170,7 +170,9 @@ def _schedule(
             results[name] = tuple(range(first, last + 1) for first, last in exact[edge.node].values())
         else:
             results[name] = handed_out(relations, numbers, edge)
-    beyond = {edge.node: _beyond(builder, dim, edge.node, needed) for dim, edge in graph.stops.items()}
+    trees = list(_ending(trees, {dim: edge.node for dim, edge in graph.stops.items()}, builder.folds, {}))
+    ends = {loop.number: loop for loop in _loops(trees) if loop.until is not None}
+    beyond = {number: _beyond(builder, loop, needed) for number, loop in ends.items()}
     return Schedule(
         tuple(trees),
         places,
@@ -205,14 +207,36 @@ def _check_starts(graph: Graph, numbers: Mapping[Any, int]) -> None:
             )
 
 
-def _beyond(builder: Nesting, dim: Dim, stop: Node, needed: Mapping[Node, Points]) -> int:
-    """How many steps after the last one of a stopped dim something is still computed in the stop condition's loop:
-    ``x[T]``, or what is computed later than its own step says."""
-    loops = builder.places[stop]
+def _ending(
+    trees: Iterable[Tree], stops: Mapping[Dim, Node], folds: Mapping[Node, Any], over: Mapping[Dim, Node]
+) -> Iterator[Tree]:
+    """The trees with loops over dims that have stopped before, those in ``over`` and others on the way, ending there,
+    too. (Not those that put a sum together, which begins with their first step.)"""
+    for tree in trees:
+        inside = {c.node for c in computes((tree,))}
+        if isinstance(tree, Loop) and over:
+            tree = replace(tree, body=tuple(_ending(tree.body, {}, folds, over)))
+            if tree.number and tree.until is None and not inside & folds.keys():
+                tree = replace(tree, until=over.get(tree.dim))
+        yield tree
+        over = {**over, **{dim: node for dim, node in stops.items() if node in inside}}
+
+
+def _loops(trees: Iterable[Tree]) -> Iterator[Loop]:
+    for tree in trees:
+        if isinstance(tree, Loop):
+            yield tree
+            yield from _loops(tree.body)
+
+
+def _beyond(builder: Nesting, loop: Loop, needed: Mapping[Node, Points]) -> int:
+    """How many steps after the last one of a stopped dim something is still computed in a loop over it: ``x[T]``, or
+    what is computed later than its own step says."""
+    dim = loop.dim
     assert isinstance(dim.bound, Bound)  # only dims that a user declared stop
     most = 0
     for node, places in builder.places.items():
-        if places & loops:
+        if any((dim, loop.number) in place for place in places):
             for d in (d for d in node.domain if d.origin is dim):
                 above = most_above(needed[node], d, dim.bound)
                 most = max(most, 0 if above is None else above + 1 + builder.extents.offset(node, d))

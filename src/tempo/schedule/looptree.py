@@ -40,7 +40,7 @@ class Loop:
     backwards: bool
     body: tuple[Tree, ...]
     until: Node | None = None
-    """A stop condition: the loop ends early once it has held, in its body or in an earlier piece of the same loop."""
+    """A stop condition: the loop ends early once it has held, in its body or before; backwards, it begins there."""
     block: int = 0
     """How many steps the body computes at once, if it computes blocks."""
     inner: bool = False
@@ -49,6 +49,8 @@ class Loop:
     """Whether the stores that it fills have room for the steps up to its last one only, and more in the next piece."""
     tiled: bool = False
     """Whether a plan has put its steps into blocks, which may be of one step."""
+    number: int = 0
+    """That of the loop that it is a piece of, as in the places of a schedule, if its steps are made one by one."""
 
     @property
     def steps(self) -> range:
@@ -110,7 +112,8 @@ def show(trees: Sequence[Tree], indent: str = "") -> str:
             if tree.backwards:
                 steps = f"{tree.stop - 1} .. {tree.start}, backwards"
             name = tree.dim.name
-            until = f", until {tree.until.label}" if tree.until else ""
+            until = f", {'from where' if tree.backwards else 'until'} {tree.until.label}" if tree.until else ""
+            until += " held" if tree.until and tree.backwards else ""
             if tree.inner:
                 head = f"for {name} in the block:"
             elif tree.block:

@@ -352,7 +352,7 @@ class Nesting:
         body = self.sequence(active, rest, here)
         body = [self.specialise(tree, family, start, stop) for tree in body]
         until = None if group.backwards else next((node for node in group.nodes if node in self.stops), None)
-        return Loop(family, start, stop, group.backwards, tuple(body), until, grows=grows)
+        return Loop(family, start, stop, group.backwards, tuple(body), until, grows=grows, number=here[-1][1])
 
     def at_once_piece(
         self,

@@ -320,13 +320,12 @@ def _last_steps(
 
 
 def _last_of_open(dim: Dim, node: Node, number: int, schedule: Schedule) -> Expr | None:
-    """The step of a dim that stops on data behind the last one that a loop computes of a node, if the loop ends there.
+    """The step of a dim that stops on data behind the last one that a loop computes of a node, if the loop goes there.
     (Another one makes all steps that there may be, and its circles have nothing but the last of these.)"""
-    for stop, beyond in schedule.beyond.items():
-        if any((dim.origin, number) in place for place in schedule.places[stop]) and number not in schedule.backwards:
-            behind: Expr = schedule.own_step(node, dim, dim.origin.bound + beyond)
-            return behind
-    return None
+    if number not in schedule.beyond or number in schedule.backwards:
+        return None
+    behind: Expr = schedule.own_step(node, dim, dim.origin.bound + schedule.beyond[number])
+    return behind
 
 
 def _is_apart(node: Node, dim: Dim, schedule: Schedule) -> bool:

@@ -103,7 +103,7 @@ class Building:
             return None
         lowering = self.all.lowering
         (bound,) = lowering.stopping[loop.until].bound.symbols()
-        return End(self.numbers[bound], loop.start, lowering.schedule.beyond[loop.until])
+        return End(self.numbers[bound], loop.start, lowering.schedule.beyond[loop.number])
 
     def start(self) -> Stages:
         """All programs. What a run begins with, and what it ends with, which it may do soon, do not wait for the

@@ -63,6 +63,7 @@ class Repetition:
     def run(self, count: Any) -> None:
         """So many iterations; that, too, may be known only at run time."""
         lowering, state = self.lowering, self.state
+        count = self.without_the_rest(count)
         make_room(lowering, self.tree, state)
         for node in self.inside:  # what another piece of this loop has folded is not the latest any more
             state.pop(Fresh(node), None)
@@ -85,21 +86,30 @@ class Repetition:
                     block = lowering.block(registers.node, state, at)
                     lowering.write(registers.node, Value(array, block.dims), state, block)
 
+    def without_the_rest(self, count: Any) -> Any:
+        """How many iterations are left where the dim has stopped before the loop: those behind it are the last ones or,
+        backwards, the first."""
+        tree = self.tree
+        if tree.until is None or tree.until in self.inside:
+            return count
+        made: Any = self.state.get(tree.dim.bound, self.lowering.limits[tree.dim.bound])
+        end = made + self.lowering.schedule.beyond[tree.number]
+        if not tree.backwards:
+            return jnp.clip(end - self.first, 0, count)
+        skipped = jnp.clip(self.first - end + 1, 0, count)
+        self.first = self.first - skipped
+        return count - skipped
+
     def iterated(self, count: Any, start: Carry) -> tuple[Any, Carry]:
         """How many iterations were made, and what they hand on."""
-        until = self.tree.until
-        if until is None:
+        if self.tree.until not in self.inside:
             return count, self.as_kernel(start, count) or self.unrolled(start, count)
-        bound = self.lowering.stopping[until].bound
-        # It may have stopped in an earlier piece of the loop; in this one it can only if that is computed here.
-        position = self.carried.index(bound) if bound in self.bounds else None
-        before: Any = self.state.get(bound, self.lowering.limits[bound])
-        beyond = self.lowering.schedule.beyond[until]
+        position = self.carried.index(self.tree.dim.bound)
+        beyond = self.lowering.schedule.beyond[self.tree.number]
 
         def goes_on(carry: tuple[Array, Carry]) -> Array:
             k, (arrays, _) = carry
-            made = before if position is None else arrays[position]
-            return (k < count) & (self.first + k < made + beyond)
+            return (k < count) & (self.first + k < arrays[position] + beyond)
 
         found: tuple[Any, Carry] = lax.while_loop(
             goes_on, lambda c: (c[0] + 1, self.several(*c, 1)), (jnp.int32(0), start)
@@ -174,7 +184,11 @@ class Repetition:
     def as_kernel(self, start: Carry, count: Any) -> Carry | None:
         """What the loop makes of ``start`` as one kernel; None if it is not for one."""
         lowering, tree = self.lowering, self.tree
-        if lowering.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
+        if (
+            lowering.kernels is None
+            or any(isinstance(inner, Loop) for inner in tree.body)
+            or not isinstance(count, int)
+        ):
             return None
         try:
             self.check_values()

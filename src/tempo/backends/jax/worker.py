@@ -138,9 +138,9 @@ class JaxWorker:
         made = self.lowering.bounds(self.state).made
         return {**self.lowering.numbers, **{bound: int(number) for bound, number in made.items()}}
 
-    def last_step(self, stop: Node) -> int:
+    def last_step(self, loop: Loop) -> int:
         self.catch_up()
-        return self.numbers()[self.lowering.stopping[stop].bound] + self.lowering.schedule.beyond[stop]
+        return self.numbers()[loop.dim.bound] + self.lowering.schedule.beyond[loop.number]
 
     def call(self, node: Node, at: At) -> None:
         """A host call, for all points of its batch."""
