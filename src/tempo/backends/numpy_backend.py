@@ -94,7 +94,9 @@ class NumpyMachine:
         if isinstance(tree, Loop):
             for step in tree.steps:
                 if tree.until is not None and step >= self.last_step(tree):
-                    continue
+                    if tree.backwards:
+                        continue
+                    break
                 here = tree.at(step, at.get(tree.dim))
                 for inner in tree.body:
                     yield from self.execute(inner, {**at, tree.dim: here})

@@ -184,11 +184,7 @@ class Repetition:
     def as_kernel(self, start: Carry, count: Any) -> Carry | None:
         """What the loop makes of ``start`` as one kernel; None if it is not for one."""
         lowering, tree = self.lowering, self.tree
-        if (
-            lowering.kernels is None
-            or any(isinstance(inner, Loop) for inner in tree.body)
-            or not isinstance(count, int)
-        ):
+        if lowering.kernels is None or any(isinstance(inner, Loop) for inner in tree.body):
             return None
         try:
             self.check_values()
