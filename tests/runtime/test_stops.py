@@ -10,10 +10,19 @@ import pytest
 
 import tempo as tp
 from tempo import optim
+from tempo.runtime.executable import Executable
 from tempo.schedule.looptree import show
 from tempo.schedule.results import cut
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
+
+
+as_on_a_gpu = pytest.mark.parametrize("backend", ["numpy", "jax", "parallel"])
+"""The last one as on a GPU, which makes several iterations one, and scans of linear recurrences."""
+
+
+def compiled(prog: tp.Program, bounds: Any, backend: str) -> Executable:
+    return Executable(prog.graph, bounds, parallel=True) if backend == "parallel" else prog.compile(bounds, backend)
 
 
 def same_as_oracle(prog: tp.Program, bounds: Any, backend: str, **inputs: Any) -> Any:
@@ -283,7 +292,7 @@ def test_outputs_are_cut_to_the_points_that_there_are() -> None:
     assert cut(graph, {T: 6}, "x", (range(51),), array).tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-@backends
+@as_on_a_gpu
 @pytest.mark.parametrize("most", [4, 5, 12])
 def test_loops_behind_a_stop_make_no_step_that_was_not_made(backend: str, most: int) -> None:
     """Forwards they end where the dim has stopped, backwards they begin there."""
@@ -299,7 +308,7 @@ def test_loops_behind_a_stop_make_no_step_that_was_not_made(backend: str, most: 
         y[t + 1] = 0.5 * y[t] + h[t]
         prog.output("slope", tp.grad(h[T - 1] + y[T], w))
         prog.output("y", y)
-    run = prog.compile({T: most}, backend)
+    run = compiled(prog, {T: most}, backend)
     loops = [line for line in run.loop_tree().splitlines() if line.startswith("for t")]
     assert all("until" in line or "from where" in line for line in loops)
     assert sum("backwards, from where" in line for line in loops) >= 1
@@ -351,7 +360,7 @@ def last_steps(form: str) -> tuple[tp.Program, Any, Any]:
     return prog, T, t
 
 
-@backends
+@as_on_a_gpu
 @pytest.mark.parametrize(
     "form, kept",
     [
@@ -366,7 +375,7 @@ def test_no_more_than_the_last_steps_are_kept(form: str, kept: dict[str, int], b
     """Wherever a dim stops, in whichever piece of its loop."""
     prog, T, t = last_steps(form)
     bounds = {T: 40}
-    run = prog.compile(bounds, backend)
+    run = compiled(prog, bounds, backend)
     stores = {node.name: store.dims[t] for node, store in run.storage.stores.items() if node.name in kept}
     assert {name: getattr(found, "size", 0) for name, found in stores.items()} == kept
     for halt in (1, 2, 3, 17, 37, 38, 39, 99):
