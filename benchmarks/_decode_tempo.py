@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -118,7 +119,8 @@ class TempoSystem:
 def planned_memory(cell: Cell) -> list[tuple[int, int]]:
     """From which step on the stores of a GPU's program have how many bytes, weights among them: by its plan, for which
     neither weights nor a GPU are needed."""
-    prog = program(llm.LanguageModel(cell.config, {}), GREEDY)
+    without_weights: Any = SimpleNamespace(decoder=llm.Decoder(cell.config), dtype=cell.config.dtype)
+    prog = program(without_weights, GREEDY)
     numbers = check_bounds(prog.graph, {"B": cell.batch, "P": PROMPT, "T": cell.context})
     request = Request(prog.graph, numbers, "jax", "cpu", True, (), "fastest", Plan(), True, None, False)
     machine = Compilation(request, Seconds()).machine
