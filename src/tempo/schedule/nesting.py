@@ -351,7 +351,7 @@ class Nesting:
         start, stop, active = piece
         body = self.sequence(active, rest, here)
         body = [self.specialise(tree, family, start, stop) for tree in body]
-        until = None if group.backwards else next((node for node in group.nodes if node in self.stops), None)
+        until = None if group.backwards else next((node for node in active if node in self.stops), None)
         return Loop(family, start, stop, group.backwards, tuple(body), until, grows=grows, number=here[-1][1])
 
     def at_once_piece(
