@@ -83,12 +83,12 @@ class Schedule:
         first, last = self.spans[node][dim]
         return first, last + 1
 
-    def may_be_over(self, loop: Loop) -> bool:
-        """Whether a dim that stops on data may do so before a loop's first step."""
-        if loop.until is None:
-            return False
+    def is_inline(self, loop: Loop) -> bool:
+        """Whether a loop is none: a single step, before which no dim can have stopped."""
+        if len(loop.steps) != 1 or loop.until is None:
+            return len(loop.steps) == 1
         fewest, _ = self.open[loop.dim.bound]
-        return loop.start >= fewest + self.beyond[loop.number]
+        return loop.start < fewest + self.beyond[loop.number]
 
     def is_needed_throughout(self, node: Node, within: Mapping[Dim, tuple[int, int]]) -> bool:
         """Whether a node is needed at all points at which it is computed, of some dims ``within`` the first and the

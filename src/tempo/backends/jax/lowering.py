@@ -123,17 +123,13 @@ class Lowering:
         """Run a tree, writing what it computes into ``state``."""
         if isinstance(tree, Compute):
             self.compute(tree, state, at)
-        elif self.is_inline(tree):
+        elif self.schedule.is_inline(tree):
             here = tree.at(tree.steps[0], at.get(tree.dim))
             make_room(self, tree, state)
             for inner in tree.body:
                 self.execute(inner, state, {**at, tree.dim: here})
         else:
             Repetition(self, tree, state, at, tree.steps[0]).run(count_of(self, tree, state, at))
-
-    def is_inline(self, loop: Loop) -> bool:
-        """Whether a loop is none: a single step, which is made in any case."""
-        return len(loop.steps) == 1 and not self.schedule.may_be_over(loop)
 
     def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
         """The shape of a node's store inside of some loops that compute it: with no more steps than there are at the

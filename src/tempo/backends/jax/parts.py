@@ -257,7 +257,7 @@ class Parts:
         for tree in trees:
             if isinstance(tree, Compute):
                 yield tree.node
-            elif self.lowering.is_inline(tree):
+            elif self.lowering.schedule.is_inline(tree):
                 yield from self._after(tree.body)
 
     def joint(self, last: Part) -> Joint | None:

@@ -59,7 +59,7 @@ class Settled:
 
     def end(self, loop: Loop) -> frozenset[Dim]:
         """The dim at whose stop a loop ends. (The first step is computed in any case.)"""
-        if loop.until is None or (len(loop.steps) == 1 and not self.schedule.may_be_over(loop)):
+        if loop.until is None or self.schedule.is_inline(loop):
             return frozenset()
         return frozenset({self.stopping[loop.until]})
 
