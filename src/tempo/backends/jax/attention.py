@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.pallas import IS_THERE, pl, triton
 from tempo.ops.attention import LEAST_AT_ONCE
 
 Array = Any
@@ -128,7 +127,7 @@ def _by_device(on_gpu: Callable[..., Array], elsewhere: Callable[..., Array], la
 
     def run(*arrays: Array) -> Array:
         gpu, default = (functools.partial(way, layout=layout) for way in (on_gpu, elsewhere))
-        return lax.platform_dependent(*arrays, cuda=gpu, default=default)
+        return lax.platform_dependent(*arrays, **({"cuda": gpu} if IS_THERE else {}), default=default)
 
     return custom_vmap(run)
 

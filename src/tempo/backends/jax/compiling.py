@@ -26,6 +26,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from tempo.backends.jax import pallas
 from tempo.backends.jax.replaced import use_kernels
 
 # A product is tall if one side is at least this long, and no other longer than that.
@@ -73,7 +74,7 @@ def prepared(lowered: Any, device: Any, once: bool = False) -> dict[str, Any] | 
     used for."""
     found = ONCE if once and is_quick(lowered, device) else options(lowered, device)
     if found is None and has_matrix_units(device):
-        if float(device.compute_capability) >= LEAST_FOR_KERNELS:
+        if pallas.IS_THERE and float(device.compute_capability) >= LEAST_FOR_KERNELS:
             use_kernels(lowered.compiler_ir("stablehlo"))
         use_matrix_units(lowered.compiler_ir("stablehlo"))
     if has_graphs(device) and waits(lowered.compiler_ir("stablehlo")):

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.pallas import pl, triton
 
 Array = Any
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from tempo.backends.jax import rows
+from tempo.backends.jax import pallas, rows
 from tempo.backends.jax.building import Building
 from tempo.backends.jax.compiling import compile_lowered, has_matrix_units
 from tempo.backends.jax.footprint import Footprint
@@ -70,7 +70,7 @@ class JaxMachine(Place):
         super().__init__(find_device(device), wide, inputs, {n.attributes["input"] for n in hosted if n.op is INPUT})
         compiled = has_matrix_units(self.device)
         wanted = compiled if kernels is None else kernels
-        chosen = rows.Kernels(all=kernels is True, interpreted=not compiled) if wanted else None
+        chosen = rows.Kernels(all=kernels is True, interpreted=not compiled) if wanted and pallas.IS_THERE else None
         self.lowering = Lowering(graph, schedule, storage, numbers, parallel, chosen)
         self.runs_whole = not (graph.emits or hosted or self.calls)
         with self.settings():

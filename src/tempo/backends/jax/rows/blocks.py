@@ -14,9 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from tempo.backends.jax.pallas import pl, triton
 from tempo.backends.jax.rows.axes import ELEMENTWISE, REDUCTIONS, groups
 from tempo.backends.jax.rows.steps import Number, Step, Var
 

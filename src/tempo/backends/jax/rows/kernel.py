@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from tempo.backends.jax.padded import outline
+from tempo.backends.jax.pallas import pl, triton
 from tempo.backends.jax.rows.axes import REDUCTIONS, rows_of
 from tempo.backends.jax.rows.blocks import (
     LEAST,
