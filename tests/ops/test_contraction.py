@@ -132,6 +132,17 @@ def test_symbolic_sizes():
     prefix_gradients(lambda x: tp.sum(tp.square(x @ tp.transpose(x))), x, start=0)
 
 
+def test_the_larger_operand_is_read_in_the_order_of_its_axes():
+    """XLA would copy it into another one, in every turn of a loop."""
+    with tp.Program() as prog:
+        few, many = prog.input("few", shape=(4, 8)), prog.input("many", shape=(4, 8, 64))
+        prog.output("one", tp.einsum("zd,zdw->w", few, many))
+        prog.output("other", tp.einsum("zda,dz->a", many, tp.transpose(few)))
+    text = prog.compile({}, device="cpu")._whole.compiled.as_text()
+    assert "4,8,64]" in text
+    assert "8,4,64]" not in text
+
+
 MISTAKES = [
     (lambda a, b: a @ a, "matmul: shapes (2, 3) and (2, 3) do not fit: the last size of the first is 3, "),
     (lambda a, b: a @ 2.0, "matmul: shapes (2, 3) and (): a scalar is no matrix"),

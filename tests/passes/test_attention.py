@@ -208,6 +208,25 @@ def test_windows_on_a_cpu(window: int | None, steps: int, sizes: set[int] | None
     assert fused(prog.graph) == 0  # of no size that the kernel has
 
 
+def test_a_window_is_not_copied_at_every_step_on_a_cpu() -> None:
+    """Heads are a dim here, so that what is written at a step and what is read then have the same axes."""
+    with tp.Program("windows") as prog:
+        b, _ = prog.dim("b")
+        h, _ = prog.dim("h")
+        t, _ = prog.dim("t")
+        start = prog.input("start", SIZE, (b, h))
+        x = prog.recurrent("x", SIZE, (b, h, t))
+        k = tp.tanh(x)
+        first = tp.max(0, t - 31)
+        x[b, h, 0] = start
+        x[b, h, t + 1] = tp.softmax(k[b, h, first : t + 1] @ x) @ x[b, h, first : t + 1] - 0.5 * x
+        prog.output("x", tp.sum(x))
+    run = prog.compile({"B": 2, "H": 3, "T": 200}, device="cpu")
+    loop, _, _ = run._whole.compiled.as_text().partition("ENTRY")
+    assert "f32[2,3,32,16]" in loop
+    assert not [line for line in loop.splitlines() if "32,16]" in line and " copy(" in line]
+
+
 def test_in_half_precision() -> None:
     prog = generate(dtype=tp.bfloat16)
     bounds = {"B": 2, "P": 3, "T": 6}

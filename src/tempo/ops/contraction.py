@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+ALPHABET = sorted(string.ascii_letters)
 # In a path through symbolic sizes an unknown size counts as this.
 _TYPICAL_SIZE = 64
 
@@ -74,8 +75,21 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
         x.array if x is spare else jx.masked(x, [n for n, letter in enumerate(term) if letter not in out], 0)
         for x, term in ((a, left), (b, right))
     ]
+    larger, other = (right, left) if arrays[1].size > arrays[0].size else (left, right)
     # Sums in half precision are made in single precision all the same: only what they come to is rounded.
-    return jx.np.einsum(subscripts, *arrays, precision=jx.lax.Precision.HIGHEST, preferred_element_type=a.dtype)
+    return jx.np.einsum(
+        _in_order(subscripts, larger + other),
+        *arrays,
+        precision=jx.lax.Precision.HIGHEST,
+        preferred_element_type=a.dtype,
+    )
+
+
+def _in_order(subscripts: str, letters: str) -> str:
+    """The same with letters whose alphabetical order is that in which they stand in ``letters``. It is in that order
+    that JAX sums over several axes, and XLA makes a copy of an operand that has them in another one."""
+    names = dict(zip(dict.fromkeys(letters), ALPHABET, strict=False))
+    return "".join(names.get(c, c) for c in subscripts)
 
 
 def _gradient(

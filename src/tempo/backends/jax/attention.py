@@ -53,8 +53,8 @@ LOWEST = -1e38
 
 @dataclass(frozen=True)
 class Layout:
-    """What attention is of, beside its arrays: (batch, heads, queries, size) and (batch, steps, heads, size), or
-    (batch, heads, steps, size) for ``keys_inside`` and ``values_inside``."""
+    """What attention is of, beside its arrays: (..., heads, queries, size) and (..., steps, heads, size), or
+    (..., heads, steps, size) for ``keys_inside`` and ``values_inside``. Leading axes are of instances."""
 
     scale: float
     fill: float
@@ -64,7 +64,7 @@ class Layout:
     """Whether values in the padding are numbers, which no weight other than zero belongs to."""
 
     def steps(self, keys: Array) -> int:
-        return int(keys.shape[2 if self.keys_inside else 1])
+        return int(keys.shape[-2 if self.keys_inside else -3])
 
 
 def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array | None, layout: Layout) -> Array:
@@ -73,30 +73,32 @@ def attention(q: Array, keys: Array, values: Array, length: Array, seen: Array |
     ``seen`` (steps,) has 1 where a step is seen, 0 where ``fill`` stands in place of its score, and -1 for slots that
     hold none of the steps.
     """
-    seen = jnp.ones(layout.steps(keys[None])) if seen is None else seen
-    one = (x[None] for x in (q, keys, values, jnp.asarray(length, jnp.int32), seen.astype(jnp.int32)))
-    return _batched(layout)(*one)[0]
+    seen = jnp.ones(layout.steps(keys)) if seen is None else seen
+    return _batched(layout)(q, keys, values, jnp.asarray(length, jnp.int32), seen.astype(jnp.int32))
+
+
+OWN = (3, 3, 3, 0, 1)
+"""How many axes queries, keys, values, lengths and masks have behind those of instances."""
 
 
 @functools.cache
 def _batched(layout: Layout) -> Any:
-    """Attention with a leading axis of instances, to which ``vmap`` adds more where each has its own keys."""
+    """Attention with axes of instances, to which ``vmap`` adds one where each has its own keys."""
 
     run = _by_device(kernel, products, layout)
 
     @run.def_vmap
     def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
         if batched[:3] == [True, False, False]:
-            q, keys, values, *others = arrays
-            length, seen = (
-                x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(others, batched[3:], strict=True)
-            )
-            averages = _shared(layout)(*(jnp.moveaxis(x, 0, 1) for x in (q, length, seen)), keys, values)
-            return jnp.moveaxis(averages, 1, 0), True
+            q, keys, values, length, seen = _whole(size, [True, True, True, *batched[3:]], arrays)
+            instances = keys.shape[:-3]
+            times = [_flat(jnp.moveaxis(x, 0, len(instances)), own + 1) for x, own in ((q, 3), (length, 0), (seen, 1))]
+            averages = _shared(layout)(*times, _flat(keys, 3), _flat(values, 3))
+            return jnp.moveaxis(averages.reshape(*instances, *averages.shape[1:]), len(instances), 0), True
         if not all(batched[:3]):
             axes = [0 if b else None for b in batched]
             return jax.vmap(functools.partial(products, layout=layout), in_axes=axes)(*arrays), True
-        return _merged(run, size, batched, arrays), True
+        return run(*_whole(size, batched, arrays)), True
 
     return run
 
@@ -111,10 +113,11 @@ def _shared(layout: Layout) -> Any:
     @run.def_vmap
     def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
         if any(batched[3:]):
-            return _merged(run, size, batched, arrays), True
+            result = run(*(x.reshape(-1, *x.shape[2:]) for x in _whole(size, batched, arrays)))
+            return result.reshape(size, -1, *result.shape[1:]), True
         # More times at which the keys are the same.
         *own, keys, values = arrays
-        whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(own, batched[:3], strict=True)]
+        whole = _whole(size, batched[:3], own)
         inside = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]) for x in whole)
         result = run(*inside, keys, values)
         return jnp.moveaxis(result.reshape(len(result), size, -1, *result.shape[2:]), 1, 0), True
@@ -132,11 +135,14 @@ def _by_device(on_gpu: Callable[..., Array], elsewhere: Callable[..., Array], la
     return custom_vmap(run)
 
 
-def _merged(run: Any, size: int, batched: list[bool], arrays: Sequence[Array]) -> Array:
-    """What a function of arrays with an axis of instances gives for one more: both become one."""
-    whole = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]
-    result = run(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-    return result.reshape(size, -1, *result.shape[1:])
+def _whole(size: int, batched: list[bool], arrays: Sequence[Array]) -> list[Array]:
+    """All of some arrays with the axis that ``vmap`` adds to those that are ``batched``."""
+    return [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]
+
+
+def _flat(array: Array, own: int) -> Array:
+    """An array with one axis before its ``own`` last ones."""
+    return array.reshape(-1, *array.shape[array.ndim - own :])
 
 
 def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
@@ -147,19 +153,22 @@ def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: A
 
 def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout) -> Array:
     """The same as two products, which XLA is left to find the best way for."""
-    k = "bgsd" if layout.keys_inside else "bsgd"
-    v = "bgse" if layout.values_inside else "bsge"
+    k = "...gsd" if layout.keys_inside else "...sgd"
+    v = "...gse" if layout.values_inside else "...sge"
     product = functools.partial(
         jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32)
     )
-    scores = product(f"bgmd,{k}->bgms", q, keys) * layout.scale
-    scores = jnp.where((seen > 0)[:, None, None], scores, layout.fill)
-    there = (jnp.arange(layout.steps(keys)) < length[:, None]) & (seen >= 0)
-    inside = there[:, None, None]
+    # Of a single query it is a product of a matrix and a vector, for which a CPU need not copy the keys.
+    alone = q.shape[-2] == 1
+    scores = product(f"{k},...gd->...gs", keys, q[..., 0, :]) if alone else product(f"...gmd,{k}->...gms", q, keys)
+    there = (jnp.arange(layout.steps(keys)) < length[..., None]) & (seen >= 0)
+    seen, inside = (jnp.expand_dims(x, (-2,) if alone else (-2, -3)) for x in (seen > 0, there))
+    scores = jnp.where(seen, scores * layout.scale, layout.fill)
     weights = jax.nn.softmax(jnp.where(inside, scores, -jnp.inf), where=inside).astype(values.dtype)
     if not layout.finite:
-        values = jnp.where(there[:, None, :, None] if layout.values_inside else there[:, :, None, None], values, 0)
-    return product(f"bgms,{v}->bgme", weights, values).astype(values.dtype)
+        values = jnp.where(jnp.expand_dims(there, (-1, -3 if layout.values_inside else -2)), values, 0)
+    averages = product(f"...gs,{v}->...ge" if alone else f"...gms,{v}->...gme", weights, values).astype(values.dtype)
+    return averages[..., None, :] if alone else averages
 
 
 def shared_products(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
@@ -172,6 +181,8 @@ def shared_products(q: Array, length: Array, seen: Array, keys: Array, values: A
 def kernel(
     q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout, interpret: bool = False
 ) -> Array:
+    instances = q.shape[:-3]
+    q, keys, values, length, seen = (_flat(x, own) for x, own in zip((q, keys, values, length, seen), OWN, strict=True))
     batch, heads, queries, size = q.shape
     out = values.shape[-1]
     steps = layout.steps(keys)
@@ -213,8 +224,8 @@ def kernel(
         name="attention",
     )(length, q, keys, values, seen)
     if parts == 1:
-        return found[0][:, :, 0]
-    return pl.pallas_call(
+        return found[0].reshape(*instances, heads, queries, out)
+    averages = pl.pallas_call(
         _together,
         out_shape=outline((batch, heads, queries, out), values.dtype),
         grid=(batch, heads, queries),
@@ -224,6 +235,7 @@ def kernel(
         interpret=interpret,
         name="attention_of_parts",
     )(*found)
+    return averages.reshape(*instances, heads, queries, out)
 
 
 class Shares(NamedTuple):
