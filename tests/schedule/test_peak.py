@@ -11,6 +11,7 @@ import pytest
 
 import tempo as tp
 from tempo.runtime.executable import Executable
+from tempo.schedule.looptree import computes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -242,3 +243,49 @@ def test_a_gpus_library_may_or_may_not_take_room() -> None:
     assert here.library == 0
     assert (there.peak, there.library) == (here.peak + WORKSPACE, WORKSPACE)
     assert str(there).endswith("bytes (33,554,432 fewer if XLA multiplies without its library)")
+
+
+# -- from statement to statement ---------------------------------------------------------------------------------------
+
+
+def test_what_is_taken_while_each_statement_runs() -> None:
+    """x and the sum all the time; a product while the next one is computed."""
+    with tp.Program() as prog:
+        x = prog.input("x", (10, 10))
+        y = x
+        for _ in range(3):
+            y = y @ x
+        prog.output("y", tp.sum(y))
+    run = prog.compile({}, backend="numpy")
+    assert run.loop_tree().count("\n") == 4  # the input, three products, the sum
+    assert run.storage.over_time() == [404, 404 + 400, 404 + 800, 404 + 800, 404 + 400]
+
+
+def test_the_most_that_is_taken_is_the_peak() -> None:
+    pair = cases()["lstm_train"](True)
+    run = pair.prog.compile(pair.bounds, backend="numpy")
+    assert len(run.storage.over_time()) == len([*computes(run.schedule.trees)])
+    assert max(run.storage.over_time()) == run.storage.peak
+
+
+def test_what_is_taken_without_what_is_on_the_host() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (100,), domain=t)
+        h = prog.recurrent("h", (100,), domain=t)
+        h[0] = x[0]
+        h[t] = tp.tanh(h[t - 1] + x[t])
+        prog.output("g", tp.grad(tp.sum(h[T - 1]), x))
+    runs = [prog.compile({T: 64}, "numpy", plan=tp.Plan({"t": 8}, host=host)) for host in ((), ("*",))]
+    taken = [max(run.storage.over_time()) for run in runs]
+    assert taken == [run.storage.peak for run in runs]
+    assert taken[1] < taken[0]
+
+
+def test_a_program_without_statements_takes_its_outputs() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        prog.output("nothing", x[T:T])
+    run = prog.compile({T: 3}, backend="numpy")
+    assert run.storage.over_time() == [run.storage.peak]

@@ -27,7 +27,6 @@ from tempo.schedule.storage import (
     Storage,
     Store,
     keeping,
-    output_bytes,
     single_step,
     steps_back,
 )
@@ -82,13 +81,10 @@ def offload(graph: Graph, schedule: Schedule, storage: Storage, wanted: Mapping[
     stores = {
         node: replace(store, host=wanted[node]) if node in host else store for node, store in storage.stores.items()
     }
-    result = Storage(stores, local=local, homes=homes)
-    on_device = {node: local.get(node, store) for node, store in stores.items() if node not in inputs}
-    outputs = {
-        name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items() if edge.node not in host
-    }
+    outputs = {name: size for name, size in storage.outputs.items() if graph.outputs[name].node not in host}
+    result = Storage(stores, local=local, homes=homes, lifetimes=storage.lifetimes, outputs=outputs)
     assert storage.lifetimes is not None, "these are the stores of a whole program"
-    peak, library = storage.lifetimes.peak(on_device, outputs)
+    peak, library = storage.lifetimes.peak(result.on_device, outputs)
     return replace(result, peak=peak + traffic(graph, schedule, result).most, library=library)
 
 

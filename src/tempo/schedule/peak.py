@@ -95,6 +95,13 @@ class Lifetimes:
         """The most bytes that are taken at the same time on a device that has these ``stores``, and ``outputs`` of so
         many bytes; and how many fewer they are if XLA does not use its library for matrix products, which nobody knows
         before it has compiled."""
+        taken = self.over_time(stores, outputs)
+        most = max(total for total, _ in taken)
+        return most, most - max(without for _, without in taken)
+
+    def over_time(self, stores: Mapping[Node, Store], outputs: Mapping[str, int]) -> list[tuple[int, int]]:
+        """The bytes that are taken while each statement of the loop tree runs, in an iteration of the loops around it,
+        with and without a library for matrix products; of a tree without statements, those of inputs and outputs."""
         schedule = self.schedule
         given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
         handed_out = {
@@ -105,8 +112,9 @@ class Lifetimes:
         # An input of which not all steps are needed is copied.
         as_given = {node for node, size in given.items() if stores[node].bytes == size}
         outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
-        most, without = _Walk(self, stores).most(schedule.trees, outside, {}, handed_out)
-        return sum(given.values()) + sum(outputs.values()) + most, most - without
+        taken = _Walk(self, stores).taken(schedule.trees, outside, {}, handed_out) or [(0, 0)]
+        always = sum(given.values()) + sum(outputs.values())
+        return [(total + always, without + always) for total, without in taken]
 
     def sequence(self, trees: Sequence[Tree], inside: bool) -> _Sequence:
         """What there is to know of trees that run one after the other, ``inside`` of a loop or not."""
@@ -216,13 +224,14 @@ class _Walk:
         self.habits = lifetimes.habits
         self.stores = stores
 
-    def most(
+    def taken(
         self, trees: Sequence[Tree], outside: Set[Node], around: Mapping[Dim, int], handed_out: Set[Node] = frozenset()
-    ) -> tuple[int, int]:
-        """What trees that run one after the other take at most, with and without a library for matrix products, apart
-        from stores that are there anyway, in loops ``around`` them that compute so many steps of dims at once."""
+    ) -> list[tuple[int, int]]:
+        """What the statements of trees that run one after the other take, with and without a library for matrix
+        products, apart from stores that are there anyway, in loops ``around`` them that compute so many steps of dims
+        at once."""
         first: dict[Node, int] = {}
-        within = [(0, 0)] * len(trees)
+        within = [[(0, 0)] for _ in trees]
         sequence = self.lifetimes.sequence(trees, bool(around))
         for at, tree in enumerate(trees):
             if isinstance(tree, Loop):
@@ -230,14 +239,14 @@ class _Walk:
                 kept = {node for node in inside if self.stores[node].outlives(tree.dim)}
                 for node in kept:
                     first.setdefault(node, 0 if self.habits.zeros_first else at)
-                found = self.most(tree.body, outside | kept, {**around, tree.dim: tree.block or 1})
+                found = self.taken(tree.body, outside | kept, {**around, tree.dim: tree.block or 1})
                 shifted = self.shifted(tree, outside)
-                within[at] = found[0] + shifted, found[1] + shifted
+                within[at] = [(total + shifted, without + shifted) for total, without in found]
             elif tree.node not in sequence.fused:
                 if tree.node not in outside:
                     first.setdefault(tree.node, at)
                 beside, multiplies = self.beside(tree, around)
-                within[at] = beside + (self.habits.workspace if multiplies else 0), beside
+                within[at] = [(beside + (self.habits.workspace if multiplies else 0), beside)]
         last = sequence.last
         begun = {node: start for node, start in first.items() if start <= last.get(node, -1)}
         over, inside_outputs = self.written_over(sequence, begun, handed_out)
@@ -251,9 +260,12 @@ class _Walk:
                 beside = self.stores[tree.node].beside(around)
                 change[at] += beside
                 change[max(last.get(tree.node, at), at) + 1] -= beside
-        held = [*itertools.accumulate(change[:-1])]
-        totals = [(each[0] + stored, each[1] + stored) for each, stored in zip(within, held, strict=True)]
-        return max((total[0] for total in totals), default=0), max((total[1] for total in totals), default=0)
+        held = itertools.accumulate(change[:-1])
+        return [
+            (total + stored, without + stored)
+            for each, stored in zip(within, held, strict=True)
+            for total, without in each
+        ]
 
     def written_over(
         self, sequence: _Sequence, first: Mapping[Node, int], handed_out: Set[Node]

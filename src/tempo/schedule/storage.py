@@ -145,6 +145,23 @@ class Storage:
     """These loops, as in the places of a schedule."""
     lifetimes: Lifetimes | None = field(default=None, repr=False)
     """From which the peak was found."""
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    """The bytes of those outputs that the device has."""
+
+    @property
+    def on_device(self) -> dict[Node, Store]:
+        """What the device has of the stores."""
+        found = {node: self.local.get(node, store) for node, store in self.stores.items()}
+        return {node: store for node, store in found.items() if node in self.local or not store.host}
+
+    def over_time(self) -> list[int]:
+        """The bytes taken on the device while each statement of the loop tree runs, in an iteration of the loops around
+        it. The most of them is the peak."""
+        assert self.lifetimes is not None, "these are the stores of a whole program"
+        taken = [total for total, _ in self.lifetimes.over_time(self.on_device, self.outputs)]
+        # What is on its way to or from the host is taken to be there all the time.
+        on_its_way = self.peak - max(taken)
+        return [total + on_its_way for total in taken]
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]
@@ -188,7 +205,7 @@ def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
         stores[node] = Store(node, kept, value)
     outputs = {name: output_bytes(name, edge, schedule) for name, edge in graph.outputs.items()}
     lifetimes = Lifetimes(graph, schedule, habits)
-    return Storage(stores, *lifetimes.peak(stores, outputs), lifetimes=lifetimes)
+    return Storage(stores, *lifetimes.peak(stores, outputs), lifetimes=lifetimes, outputs=outputs)
 
 
 def output_bytes(name: str, edge: Edge, schedule: Schedule) -> int:
