@@ -18,6 +18,8 @@ from tempo.copying import OneOfAKind
 from tempo.errors import CheckpointError, ProgramError
 from tempo.given import Inputs, Record, Result, check_bounds, check_seed
 from tempo.graph.node import Graph
+from tempo.report.facts import Facts
+from tempo.report.text import explain
 from tempo.runtime.checkpoint import Checkpoint, Checkpoints
 from tempo.runtime.compilation import Compilation, Request, Seconds
 from tempo.runtime.run import Run, Worker
@@ -282,18 +284,26 @@ class Executable(OneOfAKind):
 
     def explain(self) -> str:
         """How the program was compiled, as text: graphs, loop tree, stores, XLA programs, time by phase."""
-        sections = [
-            ("program", str(self.source)),
-            ("after simplification", str(self.graph)),
-            ("plan", str(self.plan)),
-            ("loop tree", self.loop_tree()),
-            ("stores", str(self.storage)),
-        ]
+        return explain(self._facts)
+
+    @property
+    def _facts(self) -> Facts:
+        programs, kernels = None, ()
         if self.backend == "jax":
-            programs = (self._whole or self._machine).describe()
-            sections.append(("XLA programs", "\n".join([programs, *self._machine.loops()])))
-        sections.append(("seconds", ", ".join(f"{phase} {s:.3f}" for phase, s in self.seconds.items())))
-        return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections)
+            programs, kernels = (self._whole or self._machine).programs(), tuple(self._machine.loops())
+        return Facts(
+            self.source,
+            self.graph,
+            {bound.name: number for bound, number in self.numbers.items()},
+            self.backend,
+            self.where,
+            self.plan,
+            self.schedule,
+            self.storage,
+            programs,
+            kernels,
+            dict(self.seconds),
+        )
 
 
 class Stream(OneOfAKind):

@@ -103,28 +103,35 @@ def only(nodes: Container[Node], trees: Sequence[Tree]) -> Iterator[Tree]:
             yield replace(tree, body=body)
 
 
+def heading(loop: Loop) -> str:
+    """The steps that a loop goes through, as text."""
+    name, steps = loop.dim.name, f"{loop.start} .. {loop.stop - 1}"
+    if loop.backwards:
+        steps = f"{loop.stop - 1} .. {loop.start}, backwards"
+    if loop.inner:
+        return f"for {name} in the block:"
+    if loop.block:
+        return f"for {name} in {steps}, {'all' if len(loop.steps) == 1 else loop.block} at once:"
+    if loop.stop - loop.start == 1:
+        return f"at {name} = {loop.start}:"
+    until = f", {'from where' if loop.backwards else 'until'} {loop.until.label}" if loop.until else ""
+    return f"for {name} in {steps}{until}{' held' if until and loop.backwards else ''}:"
+
+
+def statement(compute: Compute) -> str:
+    """What is computed, and of what, as text."""
+    reads = ", ".join(map(str, compute.node.edges))
+    cases = f" (case {', '.join(str(c + 1) for c in compute.cases)})" if compute.cases else ""
+    share = " (block by block)" if compute.folds else ""
+    return f"{compute.node.label} = {compute.node.op.name}({reads}){cases}{share}"
+
+
 def show(trees: Sequence[Tree], indent: str = "") -> str:
     """The tree as text."""
     lines = []
     for tree in trees:
         if isinstance(tree, Loop):
-            steps = f"{tree.start} .. {tree.stop - 1}"
-            if tree.backwards:
-                steps = f"{tree.stop - 1} .. {tree.start}, backwards"
-            name = tree.dim.name
-            until = f", {'from where' if tree.backwards else 'until'} {tree.until.label}" if tree.until else ""
-            until += " held" if tree.until and tree.backwards else ""
-            if tree.inner:
-                head = f"for {name} in the block:"
-            elif tree.block:
-                head = f"for {name} in {steps}, {'all' if len(tree.steps) == 1 else tree.block} at once:"
-            else:
-                once = tree.stop - tree.start == 1
-                head = f"at {name} = {tree.start}:" if once else f"for {name} in {steps}{until}:"
-            lines += [indent + head, show(tree.body, indent + "    ")]
+            lines += [indent + heading(tree), show(tree.body, indent + "    ")]
         else:
-            reads = ", ".join(map(str, tree.node.edges))
-            cases = f" (case {', '.join(str(c + 1) for c in tree.cases)})" if tree.cases else ""
-            share = " (block by block)" if tree.folds else ""
-            lines.append(f"{indent}{tree.node.label} = {tree.node.op.name}({reads}){cases}{share}")
+            lines.append(indent + statement(tree))
     return "\n".join(lines)

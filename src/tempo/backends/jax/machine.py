@@ -26,6 +26,7 @@ from tempo.backends.jax.place import Place
 from tempo.backends.jax.stages import stages
 from tempo.backends.jax.whole import Whole, cut_all
 from tempo.backends.jax.worker import JaxWorker
+from tempo.backends.programs import Programs
 from tempo.errors import ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
@@ -106,14 +107,13 @@ class JaxMachine(Place):
         schedule = self.lowering.schedule
         return cut_all(self.source, self.lowering.limits, schedule.results, outputs, made)
 
-    def describe(self) -> str:
+    def programs(self) -> Programs:
         """The XLA programs and what they take."""
         if self.whole is not None:
-            return self.whole.describe()
+            return self.whole.programs()
         if "footprint" not in self.__dict__:
-            return "one for every part between host calls and values that are handed out or fetched, compiled when run"
-        bytes_ = ", ".join(f"{name} {size:,}" for name, size in self.memory().items())
-        return f"{len(self.parts.compiled)} programs, run one after the other, bytes: {bytes_}"
+            return Programs()
+        return Programs(len(self.parts.compiled), self.memory(), by_python=True)
 
     def loops(self) -> list[str]:
         """Which loops were made kernels of their own, as far as they were compiled here."""

@@ -16,6 +16,7 @@ from tempo.backends.jax import jitted
 from tempo.backends.jax.library import Library, least_seconds
 from tempo.backends.jax.place import Place
 from tempo.backends.jax.stages import NotKeptError, Recipe, Stages, Taken
+from tempo.backends.programs import Programs
 from tempo.graph.node import Graph
 from tempo.schedule.results import cut
 
@@ -113,11 +114,10 @@ class Whole:
             "temporaries": analysis.temp_size_in_bytes,
         }
 
-    def describe(self) -> str:
+    def programs(self) -> Programs:
         """The XLA programs and what they take."""
         several = isinstance(self.compiled, Stages)
-        count = f"{len(self.compiled.recipe.stages)} programs" if several else "1 program"
-        return f"{count}, bytes: {', '.join(f'{name} {size:,}' for name, size in self.memory().items())}"
+        return Programs(len(self.compiled.recipe.stages) if several else 1, self.memory())
 
 
 def cut_all(
