@@ -16,6 +16,11 @@ def explain(facts: Facts) -> str:
         "stores": str(facts.storage),
     }
     if facts.programs is not None:
-        sections["XLA programs"] = "\n".join([str(facts.programs), *facts.kernels])
+        sections["XLA programs"] = programs(facts)
     sections["seconds"] = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in facts.seconds.items())
     return "\n\n".join(f"-- {title} --\n{text}" for title, text in sections.items())
+
+
+def programs(facts: Facts) -> str:
+    """XLA's programs and kernels."""
+    return "\n".join([str(facts.programs), *facts.kernels])

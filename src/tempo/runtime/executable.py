@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -285,6 +286,15 @@ class Executable(OneOfAKind):
     def explain(self) -> str:
         """How the program was compiled, as text: graphs, loop tree, stores, XLA programs, time by phase."""
         return explain(self._facts)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what ``explain`` tells, with pictures, into a file: a page of HTML that any browser shows, without a
+        network. Gives the path."""
+        from tempo.report.page import page
+
+        file = Path(path)
+        file.write_text(page(self._facts), encoding="utf-8")
+        return file
 
     @property
     def _facts(self) -> Facts:

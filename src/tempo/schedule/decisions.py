@@ -25,9 +25,17 @@ class Decision:
     at_once: Mapping[str, str]
     reason: str
 
+    @property
+    def few(self) -> str:
+        """Some of the tensors."""
+        return _few(self.tensors)
+
+    @property
+    def steps(self) -> str:
+        return ", ".join(f"{dim} {size}" for dim, size in self.at_once.items())
+
     def __str__(self) -> str:
-        steps = ", ".join(f"{dim} {size}" for dim, size in self.at_once.items())
-        return f"{_few(self.tensors)}: {steps}" + (f" ({self.reason})" if self.reason else "")
+        return f"{self.few}: {self.steps}" + (f" ({self.reason})" if self.reason else "")
 
 
 @dataclass(frozen=True)
