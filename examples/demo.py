@@ -115,8 +115,11 @@ def main(out=OUT):
     except tp.TempoError as error:
         print(f"{type(error).__name__}: {error}")
 
-    title("7. A plot")
+    title("7. A plot, and what the compiler made of the training")
+    out.mkdir(parents=True, exist_ok=True)
     plot(out / "demo.png", samples, average, run.loss)
+    report = faster.report(out / "demo.html")
+    print(f"its graph, loops, plan and memory, for a browser: {os.path.relpath(report)}")
 
 
 def compiled_training(prog, bounds, sequences, expected=None):
@@ -176,10 +179,9 @@ def plot(path, samples, average, loss):
     right.set(title="a two-unit RNN learns to echo its input", xlabel="iteration i", ylabel="loss[i]", yscale="log")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-    print(f"saved to {os.path.relpath(path)}")
+    print(f"the plot: {os.path.relpath(path)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demonstration runs, learns, compiles to the same numbers, and leaves a plot."""
+"""The demonstration runs, learns, compiles to the same numbers, and leaves a plot and a report."""
 
 import re
 import runpy
@@ -27,3 +27,5 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "for i in 0 .. 1000:" in printed
     assert "    for t in 99 .. 1, backwards:" in printed
     assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
+    assert "demo.html" in printed
+    assert "<h1>echo</h1>" in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
