@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 import tempo as tp
+from tempo.report.memory import MOST_MOMENTS
 from tempo.schedule.looptree import Loop, Tree, computes, heading
+from tempo.schedule.planning import show_bytes
 from tests.report.common import Element, Page, network, references
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
@@ -212,6 +215,33 @@ def test_unrolled_dims_blocks_and_host_memory(backend: str, tmp_path: Path) -> N
     root = read(hosted, tmp_path)
     assert summary(root)["in host memory"] == "128 bytes"
     assert "host, as x" in [cell.text for cell in root.find("td")]
+
+
+def test_memory_from_statement_to_statement(tmp_path: Path) -> None:
+    prog, bounds = network()
+    run = prog.compile(bounds, "numpy")
+    sizes = [show_bytes(size) for size, _ in itertools.groupby(run.storage.over_time())]
+    assert [title.split(":")[0] for title in moments(read(run, tmp_path))] == sizes
+    assert show_bytes(run.storage.peak) in sizes
+
+
+def test_a_chart_of_many_statements_has_as_many_moments_as_can_be_seen(tmp_path: Path) -> None:
+    """And the one that takes most is among them."""
+    with tp.Program() as prog:
+        x = y = prog.input("x", shape=(4, 4))
+        for n in range(600):
+            y = (tp.concatenate([y, y]) @ x).space[:4] if n == 333 else y @ x
+        prog.output("y", y)
+    run = prog.compile({}, "numpy")
+    found = moments(read(run, tmp_path))
+    statements = len([*computes(run.schedule.trees)])
+    assert len(found) <= MOST_MOMENTS < statements
+    assert sum(title.startswith(f"{show_bytes(run.storage.peak)}:") for title in found) == 1
+
+
+def moments(root: Element) -> list[str]:
+    """What is said of the parts of the chart."""
+    return [g.find("title")[0].text for g in root.find("svg", "chart")[0].find("g") if g.find("rect", "moment")]
 
 
 def test_programs_of_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import tempo as tp
 from tempo.runtime.executable import Executable
-from tempo.schedule.looptree import computes
+from tempo.schedule.looptree import Loop, computes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -289,3 +290,29 @@ def test_a_program_without_statements_takes_its_outputs() -> None:
         prog.output("nothing", x[T:T])
     run = prog.compile({T: 3}, backend="numpy")
     assert run.storage.over_time() == [run.storage.peak]
+
+
+def test_stores_that_grow_from_piece_to_piece() -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (100,), domain=t)
+        y = prog.recurrent("y", (100,), domain=t)
+        y[0] = x[0]
+        y[t] = tp.tanh(tp.mean(y[0:t], 0)) + x
+        prog.output("last", y[T - 1])
+    plan = tp.Plan(buckets={"t": [8, 16]})
+    run = prog.compile({T: 32}, plan=plan, device="cpu")
+    steps = [loop.stop for loop in run.schedule.trees if isinstance(loop, Loop)]
+    assert steps == [1, 8, 16, 32]
+    sizes, at = [], 0
+    for tree in run.schedule.trees:
+        count = len([*computes((tree,))])
+        if isinstance(tree, Loop):
+            sizes.append(run.storage.over_time()[at])
+        at += count
+    # From piece to piece so many more steps of y.
+    assert [b - a for a, b in itertools.pairwise(sizes[1:])] == [8 * 400, 16 * 400]
+    assert max(run.storage.over_time()) == run.storage.peak
+    # In NumPy they are as large as they get.
+    alike = prog.compile({T: 32}, "numpy", plan=plan).storage
+    assert min(alike.over_time()) > min(run.storage.over_time())

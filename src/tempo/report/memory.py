@@ -26,59 +26,56 @@ LETTER = 6.4
 MOST_SHOWN = 40
 
 
-def chart(trees: Sequence[Tree], storage: Storage) -> Markup:
-    """The bytes on the device while each statement runs, with the loops around it below."""
-    taken = storage.over_time()
+def chart(trees: Sequence[Tree], taken: Sequence[int], peak: int) -> Markup:
+    """The bytes that are ``taken`` on the device while each statement runs, with the loops around it below."""
     statements = [statement(c) for c in computes(trees)]
     if not statements:
-        return tag("p", f"Nothing is computed; inputs and outputs take {show_bytes(storage.peak)}.")
+        return tag("p", f"Nothing is computed; inputs and outputs take {show_bytes(peak)}.")
+    ticks = _ticks(peak)
     step = WIDTH / len(statements)
-    ticks = _ticks(storage.peak)
-    bands = [*_bands(trees, 0, 0)]
-    rows = max((depth for depth, *_ in bands), default=-1) + 1
+    right = LEFT + WIDTH
 
-    def y(size: float) -> float:
+    def y(size: int) -> float:
         return TOP + HEIGHT * (1 - size / ticks[-1])
 
-    parts = []
+    grid, curve, moments = [], [f"M{LEFT:.1f},{y(0):.1f}"], []
     for size in ticks:
-        parts.append(tag("line", x1=LEFT, x2=LEFT + WIDTH, y1=y(size), y2=y(size), class_="grid"))
-        parts.append(tag("text", show_bytes(size), x=LEFT - 6, y=y(size) + 4, class_="tick"))
-    line, marks = [f"M{LEFT:.1f},{y(0):.1f}"], []
+        grid.append(tag("line", x1=LEFT, x2=right, y1=y(size), y2=y(size), class_="grid"))
+        grid.append(tag("text", show_bytes(size), x=LEFT - 6, y=y(size) + 4, class_="tick"))
     for first, last, size in _moments(taken):
-        left, right = LEFT + first * step, LEFT + (last + 1) * step
-        line.append(f"V{y(size):.1f} H{right:.1f}")
+        x, width = LEFT + first * step, (last + 1 - first) * step
+        curve.append(f"V{y(size):.1f} H{x + width:.1f}")
         until = f" to {statements[last]}" if last > first else ""
         title = tag("title", f"{show_bytes(size)}: {statements[first]}{until}")
-        marks.append(tag("g", title, tag("rect", x=left, y=TOP, width=right - left, height=HEIGHT, class_="moment")))
-    line.append(f"V{y(0):.1f} z")
-    parts.append(tag("path", d=" ".join(line), class_="taken"))
-    peak = storage.peak
-    parts.append(tag("line", x1=LEFT, x2=LEFT + WIDTH, y1=y(peak), y2=y(peak), class_="peak"))
-    for depth, first, count, text in bands:
-        left, top, width = LEFT + first * step, TOP + HEIGHT + 6 + BAND * depth, count * step
-        label = tag("text", _fitting(text, width - 8), x=left + 4, y=top + 11)
-        band = tag("rect", x=left + 0.5, y=top, width=max(width - 1, 0.5), height=BAND - 3, rx=3.0)
-        parts.append(tag("g", tag("title", text), band, label, class_="band"))
-    height = TOP + HEIGHT + 10 + BAND * rows
+        moments.append(tag("g", title, tag("rect", x=x, y=TOP, width=width, height=HEIGHT, class_="moment")))
+    curve.append(f"V{y(0):.1f} z")
+    bands = [*_bands(trees, 0, 0, step)]
+    height = max((bottom for bottom, _ in bands), default=TOP + HEIGHT) + 6
     return tag(
         "svg",
-        *parts,
-        *marks,
+        *grid,
+        tag("path", d=" ".join(curve), class_="taken"),
+        tag("line", x1=LEFT, x2=right, y1=y(peak), y2=y(peak), class_="peak"),
+        *(band for _, band in bands),
+        *moments,
         class_="chart",
-        viewBox=f"0 0 {LEFT + WIDTH + 10:.0f} {height:.0f}",
+        viewBox=f"0 0 {right + 10:.0f} {height:.0f}",
         role="img",
         aria_label="bytes on the device while each statement runs",
     )
 
 
-def _bands(trees: Sequence[Tree], first: int, depth: int) -> Iterator[tuple[int, int, int, str]]:
-    """For every loop how deep it is, the number of its first statement, how many it has, and its steps."""
+def _bands(trees: Sequence[Tree], first: int, depth: int, step: float) -> Iterator[tuple[float, Markup]]:
+    """For every loop a band below its statements, of which the first has this number, and where the band ends."""
     for tree in trees:
         count = sum(1 for _ in computes((tree,)))
         if isinstance(tree, Loop):
-            yield depth, first, count, heading(tree).removesuffix(":")
-            yield from _bands(tree.body, first, depth + 1)
+            text = heading(tree).removesuffix(":")
+            x, y, width = LEFT + first * step, TOP + HEIGHT + 6 + BAND * depth, count * step
+            band = tag("rect", x=x + 0.5, y=y, width=max(width - 1, 0.5), height=BAND - 3, rx=3.0)
+            label = tag("text", _fitting(text, width - 8), x=x + 4, y=y + 11)
+            yield y + BAND, tag("g", tag("title", text), band, label, class_="band")
+            yield from _bands(tree.body, first, depth + 1, step)
         first += count
 
 

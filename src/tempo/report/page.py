@@ -134,7 +134,10 @@ def _plan(facts: Facts) -> Markup:
 def _memory(facts: Facts) -> Markup:
     about = "What the plan takes on the device while each statement of the loop tree runs, from left to right, in one "
     about += f"iteration of the loops below it. The dashed line is the planned peak, {show_bytes(facts.storage.peak)}."
-    return joined(tag("p", about), chart(facts.schedule.trees, facts.storage))
+    taken = facts.storage.over_time()
+    if max(taken) < facts.storage.peak:
+        about += " For it, stores that grow from piece to piece of a loop are as large as they get."
+    return joined(tag("p", about), chart(facts.schedule.trees, taken, facts.storage.peak))
 
 
 def _stores(facts: Facts) -> Markup:

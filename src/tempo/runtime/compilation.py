@@ -195,7 +195,7 @@ class Compilation:
         buckets = Buckets(wanted.cuts(source), speed)
         rates = RATES["gpu" if parallel else "cpu"]
         if self.request.backend != "jax":
-            rates = replace(rates, memory=replace(rates.memory, reads_blocks_beside=False))
+            rates = replace(rates, memory=replace(rates.memory, reads_blocks_beside=False, grows_stores=False))
         # What is in host memory is named in terms of what is computed again.
         first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
         unrolled = wanted.unrolled(source)

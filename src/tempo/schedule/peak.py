@@ -62,6 +62,8 @@ class Habits:
     reads_blocks_beside: bool = True
     """Whether what is computed at once is read as it is, and not out of a circle that it is written into. (Without XLA,
     everything is read out of stores, point by point.)"""
+    grows_stores: bool = True
+    """Whether stores have room for the steps of a loop's pieces so far. (Without XLA, for all of them.)"""
 
 
 HABITS = {
@@ -95,13 +97,16 @@ class Lifetimes:
         """The most bytes that are taken at the same time on a device that has these ``stores``, and ``outputs`` of so
         many bytes; and how many fewer they are if XLA does not use its library for matrix products, which nobody knows
         before it has compiled."""
-        taken = self.over_time(stores, outputs)
+        taken = self.over_time(stores, outputs, growing=False)
         most = max(total for total, _ in taken)
         return most, most - max(without for _, without in taken)
 
-    def over_time(self, stores: Mapping[Node, Store], outputs: Mapping[str, int]) -> list[tuple[int, int]]:
+    def over_time(
+        self, stores: Mapping[Node, Store], outputs: Mapping[str, int], growing: bool
+    ) -> list[tuple[int, int]]:
         """The bytes that are taken while each statement of the loop tree runs, in an iteration of the loops around it,
-        with and without a library for matrix products; of a tree without statements, those of inputs and outputs."""
+        with and without a library for matrix products; of a tree without statements, those of inputs and outputs. If
+        not ``growing``, stores are as large as they get."""
         schedule = self.schedule
         given = {node: _given_bytes(node, schedule) for node in stores if node.op is INPUT}
         handed_out = {
@@ -112,7 +117,8 @@ class Lifetimes:
         # An input of which not all steps are needed is copied.
         as_given = {node for node, size in given.items() if stores[node].bytes == size}
         outside = {n for n in schedule.places if n in handed_out or n in as_given or n.op is HOST or n not in stores}
-        taken = _Walk(self, stores).taken(schedule.trees, outside, {}, handed_out) or [(0, 0)]
+        walk = _Walk(self, stores, growing and self.habits.grows_stores)
+        taken = walk.taken(schedule.trees, outside, {}, handed_out) or [(0, 0)]
         always = sum(given.values()) + sum(outputs.values())
         return [(total + always, without + always) for total, without in taken]
 
@@ -218,11 +224,12 @@ class _Sequence:
 
 
 class _Walk:
-    def __init__(self, lifetimes: Lifetimes, stores: Mapping[Node, Store]) -> None:
+    def __init__(self, lifetimes: Lifetimes, stores: Mapping[Node, Store], growing: bool) -> None:
         self.lifetimes = lifetimes
         self.schedule = lifetimes.schedule
         self.habits = lifetimes.habits
         self.stores = stores
+        self.growing = growing
 
     def taken(
         self, trees: Sequence[Tree], outside: Set[Node], around: Mapping[Dim, int], handed_out: Set[Node] = frozenset()
@@ -251,10 +258,14 @@ class _Walk:
         begun = {node: start for node, start in first.items() if start <= last.get(node, -1)}
         over, inside_outputs = self.written_over(sequence, begun, handed_out)
         change = [0] * (len(trees) + 1)
+        grown = self.grown(trees)
         for node, start in begun.items():
             if node not in inside_outputs:
-                change[start] += self.stores[node].bytes
-                change[last[node] + (node not in over)] -= self.stores[node].bytes
+                size = 0
+                for at, more in (grown.get(node) or {start: self.stores[node].bytes}).items():
+                    change[at] += more - size
+                    size = more
+                change[last[node] + (node not in over)] -= size
         for at, tree in enumerate(trees):
             if isinstance(tree, Compute) and tree.node in self.stores:
                 beside = self.stores[tree.node].beside(around)
@@ -266,6 +277,16 @@ class _Walk:
             for each, stored in zip(within, held, strict=True)
             for total, without in each
         ]
+
+    def grown(self, trees: Sequence[Tree]) -> dict[Node, dict[int, int]]:
+        """Of stores that grow from piece to piece of a loop, the bytes from each of these trees on."""
+        found: dict[Node, dict[int, int]] = {}
+        for at, tree in enumerate(trees if self.growing else ()):
+            if isinstance(tree, Loop) and tree.grows:
+                for node in {c.node for c in computes(tree.body)} & self.stores.keys():
+                    room = math.prod(self.stores[node].room((tree,), self.schedule))
+                    found.setdefault(node, {})[at] = room * node.dtype.itemsize
+        return found
 
     def written_over(
         self, sequence: _Sequence, first: Mapping[Node, int], handed_out: Set[Node]

@@ -15,6 +15,7 @@ from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.dependences import Dependence, Distance
 from tempo.schedule.loops import Schedule
+from tempo.schedule.looptree import Loop
 from tempo.schedule.nesting import Place
 from tempo.schedule.peak import Habits, Lifetimes
 from tempo.symbolic import Dim, Expr, Slice
@@ -115,6 +116,20 @@ class Store:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.node.dtype.itemsize
 
+    def room(self, loops: Sequence[Loop], schedule: Schedule) -> tuple[int, ...]:
+        """The shape inside of some loops that compute the node: with no more steps than there are at the end of one
+        that lets it grow. (Steps that are apart have arrays of their own, which do not.)"""
+        is_apart = any(isinstance(kept, Apart) for kept in self.dims.values())
+        ends = {} if is_apart else {loop.dim: loop.stop - 1 for loop in loops if loop.grows}
+        steps = []
+        for d, kept in self.dims.items():
+            if isinstance(kept, Steps) and d.origin in ends:
+                last = schedule.own_step(self.node, d, ends[d.origin])
+                steps.append(min(max(last + 1 - kept.start, 1), kept.size))
+            elif not isinstance(kept, Latest):
+                steps.append(kept.size)
+        return (*steps, *self.value)
+
     def beside(self, around: Mapping[Dim, int]) -> int:
         """The bytes of what is read beside a short circle, in loops that compute so many steps of dims at once."""
         short = [(kept.size, around.get(d.origin, 1)) for d, kept in self.dims.items() if is_short(kept)]
@@ -156,12 +171,12 @@ class Storage:
 
     def over_time(self) -> list[int]:
         """The bytes taken on the device while each statement of the loop tree runs, in an iteration of the loops around
-        it. The most of them is the peak."""
+        it. The most of them is the peak, unless that is where a store has not grown to its size yet."""
         assert self.lifetimes is not None, "these are the stores of a whole program"
-        taken = [total for total, _ in self.lifetimes.over_time(self.on_device, self.outputs)]
+        stores = self.on_device
         # What is on its way to or from the host is taken to be there all the time.
-        on_its_way = self.peak - max(taken)
-        return [total + on_its_way for total in taken]
+        on_its_way = self.peak - self.lifetimes.peak(stores, self.outputs)[0]
+        return [total + on_its_way for total, _ in self.lifetimes.over_time(stores, self.outputs, growing=True)]
 
     def __str__(self) -> str:
         lines = [str(store) for store in self.stores.values()]

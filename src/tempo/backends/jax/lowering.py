@@ -30,7 +30,7 @@ from tempo.ops.scan import LINEAR_RECURRENCE, all_steps
 from tempo.schedule.folds import COMBINE, Fold
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import BlockSteps, Compute, Loop, Tree, block_of
-from tempo.schedule.storage import Apart, Latest, Present, Steps, Storage, Store, is_short
+from tempo.schedule.storage import Apart, Latest, Present, Storage, Store, is_short
 from tempo.symbolic import Condition, Dim, Expr, Slice, conjunction
 from tempo.symbolic import index as indices
 from tempo.symbolic.condition import And
@@ -132,18 +132,8 @@ class Lowering:
             Repetition(self, tree, state, at, tree.steps[0]).run(count_of(self, tree, state, at))
 
     def room(self, node: Node, loops: Sequence[Loop]) -> tuple[int, ...]:
-        """The shape of a node's store inside of some loops that compute it: with no more steps than there are at the
-        end of one that lets it grow."""
-        store = self.storage.stores[node]
-        ends = {loop.dim: loop.stop - 1 for loop in loops if loop.grows}
-        steps = []
-        for d, kept in store.dims.items():
-            if isinstance(kept, Steps) and d.origin in ends:
-                last = self.schedule.own_step(node, d, ends[d.origin])
-                steps.append(min(max(last + 1 - kept.start, 1), kept.size))
-            elif not isinstance(kept, Latest):
-                steps.append(kept.size)
-        return (*steps, *store.value)
+        """The shape of a node's store inside of some loops that compute it."""
+        return self.storage.stores[node].room(loops, self.schedule)
 
     def at_step(self, node: Node, state: State, at: Mapping[Dim, Any]) -> Array:
         """What a store has at the loops' steps, zeros where that is outside."""
