@@ -16,6 +16,8 @@ import tempo as tp
 from tempo.report.memory import MOST_MOMENTS
 from tempo.schedule.looptree import Loop, Tree, computes, heading
 from tempo.schedule.planning import show_bytes
+from tempo.testing import RandomChoices, build, random_recipe
+from tempo.testing.compiled import planned
 from tests.report.common import Element, Page, network, references
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
@@ -295,3 +297,11 @@ def test_the_page_is_the_same_in_another_process(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, env=environment)
         pages.append(re.sub(r"[\d.]+ s\b|width:[\d.]+%", "", path.read_text()))
     assert pages[0] == pages[1]
+
+
+def test_random_programs(tmp_path: Path) -> None:
+    for seed in range(20):
+        program, bounds, _ = build(random_recipe(f"report {seed}"))
+        run = planned(program.graph, bounds, "numpy", RandomChoices(seed))
+        read(run, tmp_path)
+        assert max(run.storage.over_time()) == run.storage.peak
