@@ -1,6 +1,7 @@
 """What exactly is differentiated: dims that the loss and the tensor share are held at the same point, dims
 that only the loss has are summed over, everything else flows."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,26 @@ def there_and_back(w: Tensor, i: Any, I: Any) -> Tensor:
     """One read goes back and one ahead, so that w[i] comes back to i, except at the end."""
     before = tp.copy(w[tp.max(i - 1, 0)])
     return tp.sin(before[tp.min(i + 1, I - 1)])
+
+
+def average(w: Tensor, i: Any) -> Tensor:
+    """A tensor that has w[i] in it from step i + 1 on."""
+    m = w.program.recurrent("m", domain=i, dtype=F64)
+    m[0] = 1.0
+    m[i + 1] = 0.5 * m + w**2
+    return m
+
+
+def averages(w: Array) -> list[Array]:
+    return list(itertools.accumulate(w, lambda m, w: 0.5 * m + w**2, initial=jnp.float64(1)))
+
+
+def average_from_the_end(w: Tensor, i: Any, I: Any) -> Tensor:
+    """The other way round: w[i] is in it up to step i - 1."""
+    m = w.program.recurrent("m", domain=i, dtype=F64)
+    m[I - 1] = 1.0
+    m[i - 1] = 0.5 * m + w**2
+    return m
 
 
 HELD: dict[str, tuple[Losses, Callable[[Array, int], list[Array]]]] = {
@@ -49,6 +70,18 @@ HELD: dict[str, tuple[Losses, Callable[[Array, int], list[Array]]]] = {
         lambda w, I: [jnp.sin(jnp.sum(w)) * (i + 1) for i in range(I)],
     ),
     "there and back": (there_and_back, lambda w, I: [jnp.sin(w[max(min(i, I - 2), 0)]) for i in range(I)]),
+    "ahead and back": (
+        lambda w, i, I: tp.sin(average(w, i)[i + 1]) * w,
+        lambda w, I: [jnp.sin(averages(w)[i + 1]) * w[i] for i in range(I)],
+    ),
+    "up to a step ahead, and back": (
+        lambda w, i, I: tp.sum(average(w, i)[0 : i + 2]) ** 2,
+        lambda w, I: [sum(averages(w)[: i + 2]) ** 2 for i in range(I)],
+    ),
+    "back and ahead": (
+        lambda w, i, I: tp.sin(average_from_the_end(w, i, I)[i - 1]) * w,
+        lambda w, I: [jnp.sin(averages(w[::-1])[I - i]) * w[i] for i in range(I)],
+    ),
     "reversed": (
         lambda w, i, I: w[I - 1 - i] ** 2,
         lambda w, I: [w[I - 1 - i] ** 2 for i in range(I)],
@@ -159,6 +192,22 @@ def test_momentum_and_running_statistics_do_not_leak_into_the_gradient() -> None
         w_ = w_ - 0.1 * momentum_
         expected.append(w_)
     close(prog.evaluate({I: 5}, x=x_).w, expected)
+
+
+def test_momentum_that_is_read_a_step_ahead() -> None:
+    """The right side of w[i + 1] reads what is at i + 1, but is used there alone: none of it comes back to loss[i]."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        w = prog.recurrent("w", domain=i, dtype=F64)
+        momentum = prog.recurrent("momentum", domain=i, dtype=F64)
+        g = tp.grad(tp.square(w - 3), w)
+        w[0] = 0.0
+        momentum[0] = 0.0
+        momentum[i + 1] = 0.5 * momentum + g
+        w[i + 1] = w - 0.25 * momentum[i + 1]
+        prog.output("w", w)
+    close(prog.evaluate({I: 3}).w, [0, 1.5, 3, 3.75])
+    close(prog.compile({I: 3})().w, [0, 1.5, 3, 3.75])
 
 
 def test_minibatches() -> None:

@@ -244,11 +244,12 @@ class _Expansion:
         value = RecurrentTensor(self.program, source.here())
         conditions = [condition]
         items = list(index)
+        only = dict(flow.only)
         axis = 0
         for n, (d, item) in enumerate(zip(flow.producer.domain, index, strict=True)):
-            if d in flow.only:
+            if d in only:
                 own = next(u for u in source.domain if u.origin is d.origin)
-                point = own + own.start - d.start
+                point = own + own.start - d.start + only[d]
                 items[n] = point
                 if isinstance(item, Slice):
                     conditions += [point >= item.start, point < item.stop]

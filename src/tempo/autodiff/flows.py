@@ -30,13 +30,13 @@ Cases = dict[Node, list[Case]]
 class Flow:
     """A consumer that differentiably reads a producer. ``index`` gives the producer's points over the
     consumer's domain; ``slot`` says which operand, case or scatter it is. Along the dims of ``only`` (of the producer)
-    nothing but the consumer's own step counts."""
+    nothing but one step counts: so many steps after the consumer's own."""
 
     consumer: Node
     producer: Node
     index: Index
     slot: int
-    only: tuple[Dim, ...] = ()
+    only: tuple[tuple[Dim, int], ...] = ()
 
 
 class Relevant:
@@ -73,16 +73,54 @@ class Relevant:
 
     def _hold(self, dim: Dim) -> bool:
         """Leave out the flows that cannot return to the same point of ``dim``, if that can be seen."""
-        steps = {f: _step(f, dim) for f in self.flows}
         if dict(zip(self.loss.node.domain, self.loss.index, strict=True)).get(dim) != dim:
             return False
-        for away in ("past", "future"):
-            maybe = f"{away} or same"
-            if all(step in ("same", away, maybe) for step in steps.values()):
-                self.flows = [_restricted(f, dim) if steps[f] == maybe else f for f in self.flows if steps[f] != away]
-                self._narrow()
-                return True
+        reaches = {f: _reach(f, dim) for f in self.flows}
+        for sign in (1, -1):  # nothing goes to the future, or nothing to the past
+            ahead: dict[Flow, int] = {}
+            for flow, reach in reaches.items():
+                most = None if reach is None else _whole(reach[1] if sign == 1 else -reach[0])
+                if most is not None:
+                    ahead[flow] = most
+            moved = self._moved(ahead) if len(ahead) == len(reaches) else None
+            if moved is None:
+                continue
+            stays = {f: sign * (moved[f.consumer] - moved[f.producer]) for f in ahead}
+            kept = [f for f in self.flows if ahead[f] == sign * stays[f]]
+            rough = {f for f in kept if reaches[f] != (constant(stays[f]), constant(stays[f]))}
+            # What a scatter reads is known too roughly to be cut down to one step.
+            if any(f.consumer.op is ACCUMULATE for f in rough):
+                continue
+            self.flows = [_restricted(f, dim, stays[f]) if f in rough else f for f in kept]
+            self._narrow()
+            return True
         return False
+
+    def _moved(self, ahead: Mapping[Flow, int]) -> dict[Node, int] | None:
+        """How many steps later to count the points of each node, so that no flow goes ahead any more; ``ahead`` is how
+        far each does at most. The loss and what it is differentiated by stay where they are.
+
+        In ``w[t + 1] = w[t] - m[t + 1]`` the right side, at t, reads what is at t + 1. It is used at t + 1 alone: if it
+        counts as being there, it reads nothing ahead. These are shortest distances from the loss (Bellman and Ford);
+        there are none if a circle can be gone around and left ahead of where it was entered.
+        """
+        if all(most <= 0 for most in ahead.values()):
+            return dict.fromkeys(self.nodes, 0)
+        loss = self.loss.node
+        steps = [(f.consumer, f.producer, -most) for f, most in ahead.items()]
+        steps += [pair for wrt in self.wrt if wrt in self.nodes for pair in ((loss, wrt, 0), (wrt, loss, 0))]
+        least = -sum(most for most in ahead.values() if most > 0)
+        moved = {loss: 0}
+        changed = True
+        while changed:
+            changed = False
+            for start, end, distance in steps:
+                if start in moved and (end not in moved or moved[start] + distance < moved[end]):
+                    moved[end] = moved[start] + distance
+                    changed = True
+                    if moved[end] < least:
+                        return None
+        return moved
 
 
 def _first_of_equals(nodes: Iterable[Node], themselves: set[Node]) -> dict[Node, Node]:
@@ -145,39 +183,33 @@ def _points_of(scatter: Scatter, consumer: Node) -> Index:
     return tuple(points[d] if d in points else Slice(constant(0), d.bound) for d in scatter.node.domain)
 
 
-def _step(flow: Flow, dim: Dim) -> str:
-    """Where a flow's producer lies from its consumer along ``dim``: same, past, future or unknown."""
+def _reach(flow: Flow, dim: Dim) -> tuple[Expr, Expr] | None:
+    """How many steps along ``dim`` a flow's producer lies ahead of its consumer, at least and at most; None if that
+    cannot be said."""
     own = next((d for d in flow.consumer.domain if d.origin is dim.origin), None)
     theirs = next((d for d in flow.producer.domain if d.origin is dim.origin), None)
     if own is None or theirs is None:
-        return "unknown"
+        return None
     item = flow.index[flow.producer.domain.index(theirs)]
     first, last = (item.start, item.stop - 1) if isinstance(item, Slice) else (item, item)
-    here = own + own.start
+    here = own + own.start - theirs.start
     ranges = {d: (constant(0), d.bound - 1) for d in flow.consumer.domain}
-    if first == last and here == first + theirs.start:
-        return "same"
     try:
-        back = extremes(here - last - theirs.start, ranges)[0]
-        ahead = extremes(first + theirs.start - here, ranges)[0]
+        return extremes(first - here, ranges)[0], extremes(last - here, ranges)[1]
     except IndexExpressionError:
-        return "unknown"
-    if at_least(back, 1):
-        return "past"
-    if at_least(ahead, 1):
-        return "future"
-    # What a scatter reads is known too roughly to be cut down to one step.
-    if flow.consumer.op is not ACCUMULATE:
-        if at_least(back, 0):
-            return "past or same"
-        if at_least(ahead, 0):
-            return "future or same"
-    return "unknown"
+        return None
 
 
-def _restricted(flow: Flow, dim: Dim) -> Flow:
+def _whole(most: Expr) -> int | None:
+    """A number of steps that is at least this many, whatever the bounds are."""
+    if most.is_constant:
+        return most.constant
+    return next((steps for steps in (-1, 0) if at_least(steps, most)), None)
+
+
+def _restricted(flow: Flow, dim: Dim, steps: int) -> Flow:
     theirs = next(d for d in flow.producer.domain if d.origin is dim.origin)
-    return replace(flow, only=(*flow.only, theirs))
+    return replace(flow, only=(*flow.only, (theirs, steps)))
 
 
 def _closure(start: Iterable[Node], pairs: Iterable[tuple[Node, Node]]) -> set[Node]:
