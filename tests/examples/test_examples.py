@@ -137,6 +137,33 @@ def test_bidirectional_rnn(rng: np.random.Generator) -> None:
         close(result[f"d_{name}"], gradient)
 
 
+def test_maml() -> None:
+    example = load("maml")
+    alpha, beta, iterations, tasks, steps = 0.05, 0.1, 3, 2, 2
+    prog, I, K, S = example.build(hidden=4, alpha=alpha, beta=beta, dtype=tp.float64)
+    given, w = example.data(iterations, tasks), example.initial(hidden=4)
+
+    def loss(w: dict[str, Array], x: Array, y: Array) -> Array:
+        h = jnp.tanh(x[:, None] @ w["layers.0.weight"].T + w["layers.0.bias"])
+        return jnp.mean(((h @ w["layers.1.weight"].T + w["layers.1.bias"])[:, 0] - y) ** 2)
+
+    def after(w: dict[str, Array], x: Array, y: Array, x_test: Array, y_test: Array) -> Array:
+        for _ in range(steps):
+            w = jax.tree.map(lambda v, g: v - alpha * g, w, jax.grad(loss)(w, x, y))
+        return loss(w, x_test, y_test)
+
+    def mean(w: dict[str, Array], i: int) -> Array:
+        return jnp.mean(jnp.stack([after(w, *(value[i, k] for value in given.values())) for k in range(tasks)]))
+
+    result = prog.evaluate({I: iterations, K: tasks, S: steps}, **given, **w)
+    for i in range(iterations):
+        value, gradients = jax.value_and_grad(mean)(w, i)
+        close(result.after[i], value)
+        w = jax.tree.map(lambda v, g: v - beta * g, w, gradients)
+    for name, v in w.items():
+        close(result[name], v)
+
+
 def test_lstm_training() -> None:
     example = load("lstm_training")
     hidden, lr, iterations = 3, 0.4, 4

@@ -169,3 +169,48 @@ def test_named_tuples_hold_parameters():
         prog.output("y", net(tp.ones(2)))
     assert list(net.parameters()) == list(prog.params) == list(Affine().parameters()) == ["pair.0", "pair.1"]
     assert prog.evaluate().y.tolist() == [4, 4]
+
+
+def test_with_parameters():
+    """Other tensors in place of parameters, wherever these occur; the rest, and the module itself, stay as they are."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            self.first = nn.Linear(2, 2)
+            self.layers = [Affine(), nn.Linear(2, 2, bias=False)]
+            self.layers[1].weight = self.first.weight
+
+        def __call__(self, x):
+            for layer in (self.first, *self.layers):
+                x = layer(x)
+            return x
+
+    with tp.Program("with_parameters") as prog:
+        k, K = prog.dim("k")
+        net = Tied().declare(prog)
+        weight = prog.input("weight", (2, 2), domain=k)
+        scale = prog.input("scale", 2)
+        other = net.with_parameters({"first.weight": weight, "layers.0.pair.0": scale})
+        again = other.with_parameters({"first.bias": tp.zeros(2)})
+        prog.output("y", again(tp.constant([1.0, 2.0])))
+        prog.output("g", tp.grad(tp.sum(again(tp.constant([1.0, 2.0]))), again.parameters())["layers.0.pair.0"])
+    assert list(other.parameters()) == list(net.parameters())
+    assert other.parameters()["first.weight"] is other.layers[1].weight is weight
+    assert list(other.layers[0].parameters().values()) == [scale, net.layers[0].pair.shift]
+    assert net.parameters()["first.weight"] is prog.params["first.weight"]
+    w, s = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [1.0, 0.0]]]), np.array([2.0, 3.0])
+    result = prog.evaluate({K: 2}, weight=w, scale=s)
+    np.testing.assert_allclose(result.y, [w @ (s * (w @ [1.0, 2.0]) + 1) for w in w])
+    np.testing.assert_allclose(result.g, sum(w.sum(0) * (w @ [1.0, 2.0]) for w in w))
+
+
+def test_with_parameters_that_do_not_fit():
+    with tp.Program("wrong") as prog:
+        net = nn.Linear(2, 1).declare(prog)
+        with pytest.raises(tp.errors.ProgramError) as caught:
+            net.with_parameters({"wieght": net.weight})
+        assert caught.value.message == "Linear has no parameter 'wieght'"
+        assert caught.value.hint == "names are those of .parameters(), such as 'weight'"
+        with pytest.raises(tp.errors.ShapeError) as caught:
+            net.with_parameters({"weight": net.bias})
+        assert caught.value.message == "Linear: weight has shape (1, 2), not (1,)"

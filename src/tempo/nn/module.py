@@ -7,7 +7,8 @@ the model whose parameters are that program's tensors; the model itself stays as
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,31 +56,40 @@ class Module:
         ``init=False`` they have no initialisers: their values are inputs of the program, given by name. A parameter
         or a module that occurs twice is shared, under the first of its names.
         """
-        copies: dict[int, Any] = {}
 
         def declared(value: Any, name: str) -> Any:
-            if id(value) in copies:
-                return copies[id(value)]
-            if isinstance(value, Parameter):
-                wanted = dtype if value.dtype is None else value.dtype
-                copies[id(value)] = prog.param(name, value.shape, wanted, value.init if init else None)
-                return copies[id(value)]
-            if isinstance(value, Module):
-                copies[id(value)] = module = copy.copy(value)
-                vars(module).update({key: declared(part, _join(name, key)) for key, part in _parts(value)})
-                return module
-            if isinstance(value, dict):
-                return {key: declared(part, _join(name, key)) for key, part in _parts(value)}
-            if isinstance(value, list | tuple):
-                return _sequence_of(value, [declared(part, _join(name, key)) for key, part in _parts(value)])
-            return value
+            if not isinstance(value, Parameter):
+                return value
+            wanted = dtype if value.dtype is None else value.dtype
+            return prog.param(name, value.shape, wanted, value.init if init else None)
 
-        net: ModuleT = declared(self, prefix)
-        return net
+        return _copied(self, prefix, declared)
+
+    def with_parameters(self: ModuleT, values: Mapping[str, tp.RecurrentTensor]) -> ModuleT:
+        """This module with other tensors in place of its parameters, by name: what it computes with weights that were
+        adapted, averaged, disturbed or cast. Parameters that are not named stay as they are."""
+        own = self.parameters()
+        for name, value in values.items():
+            if name not in own:
+                likely = difflib.get_close_matches(name, own, n=1) or list(own)[:1]
+                raise tp.errors.ProgramError(
+                    f"{type(self).__name__} has no parameter {name!r}",
+                    places=[("here", tp.errors.user_line())],
+                    hint=f"names are those of .parameters(), such as {likely[0]!r}" if likely else "",
+                )
+            if value.shape != own[name].shape:
+                raise tp.errors.ShapeError(
+                    f"{type(self).__name__}: {name} has shape {own[name].shape}, not {value.shape}",
+                    places=[("here", tp.errors.user_line())],
+                )
+        others = {id(own[name]): value for name, value in values.items()}
+        given = tuple(values.get(name, value) for name, value in own.items())
+        return _copied(self, "", lambda value, name: others.get(id(value), value), _given=given)
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name: tensors of the program that the module is declared in, else ``Parameter`` objects,
         whose initialisers can be changed."""
+        given = {id(tensor) for tensor in getattr(self, "_given", ())}
         found: dict[int, tuple[str, Any]] = {}
         seen: set[int] = set()
         declared: dict[tp.Program, set[int]] = {}
@@ -87,6 +97,8 @@ class Module:
         def is_parameter(value: Any) -> bool:
             if not isinstance(value, tp.RecurrentTensor):
                 return isinstance(value, Parameter)
+            if id(value) in given:
+                return True
             if value.program not in declared:
                 declared[value.program] = {id(tensor) for tensor in value.program.params.values()}
             return id(value) in declared[value.program]
@@ -103,10 +115,35 @@ class Module:
         return dict(found.values())
 
 
+def _copied(root: ModuleT, prefix: str, replaced: Callable[[Any, str], Any], **attributes: Any) -> ModuleT:
+    """A copy of a module with ``replaced(part, name)`` for every part that holds no others. All modules in it get these
+    attributes, too. What occurs twice is replaced once, by its first name."""
+    copies: dict[int, Any] = {}
+
+    def copied(value: Any, name: str) -> Any:
+        if isinstance(value, dict):
+            return {key: copied(part, _join(name, key)) for key, part in _parts(value)}
+        if isinstance(value, list | tuple):
+            return _sequence_of(value, [copied(part, _join(name, key)) for key, part in _parts(value)])
+        if id(value) not in copies:
+            if isinstance(value, Module):
+                copies[id(value)] = module = copy.copy(value)
+                parts = {key: copied(part, _join(name, key)) for key, part in _parts(value)}
+                vars(module).update(parts, **attributes)
+            else:
+                copies[id(value)] = replaced(value, name)
+        return copies[id(value)]
+
+    whole: ModuleT = copied(root, prefix)
+    return whole
+
+
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """What a module, a dict, a list or a tuple holds, by name."""
-    if isinstance(value, Module | dict):
-        yield from (vars(value) if isinstance(value, Module) else value).items()
+    if isinstance(value, Module):
+        yield from ((name, part) for name, part in vars(value).items() if name != "_given")
+    elif isinstance(value, dict):
+        yield from value.items()
     else:
         yield from enumerate(value)
 

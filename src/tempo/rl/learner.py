@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import tempo as tp
 from tempo import nn, optim
@@ -33,8 +32,8 @@ class Learner(Generic[ModuleT]):
         # acting[i] is parameters[i, 0, 0], but computed without them: what acts does not wait for what is learned then.
         self._acting = {name: prog.state(f"acting.{name}", value, over=i) for name, value in named.items()}
         self._last = (i, *(d.bound - 1 for d in inner))
-        self.net = _with(first, {id(named[name]): value for name, value in self.parameters.items()})
-        self.acting = _with(first, {id(named[name]): state for name, state in self._acting.items()})
+        self.net = first.with_parameters(self.parameters)
+        self.acting = first.with_parameters(self._acting)
 
     def update(self, optimiser: optim.Optimiser, gradients: Mapping[str, Tensor]) -> None:
         """Make a step with gradients by ``parameters``."""
@@ -46,23 +45,3 @@ class Learner(Generic[ModuleT]):
     def final(self) -> dict[str, Tensor]:
         """The parameters after the last update."""
         return {name: state.final for name, state in self._states.items()}
-
-
-def _with(module: ModuleT, values: Mapping[int, Any]) -> ModuleT:
-    """A copy of a module with other tensors in place of those with these ids."""
-
-    def replaced(value: Any) -> Any:
-        if id(value) in values:
-            return values[id(value)]
-        if isinstance(value, nn.Module):
-            other = copy.copy(value)
-            vars(other).update({name: replaced(part) for name, part in vars(value).items()})
-            return other
-        if isinstance(value, dict):
-            return {name: replaced(part) for name, part in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(replaced, value))
-        return type(value)(map(replaced, value)) if isinstance(value, list | tuple) else value
-
-    whole: ModuleT = replaced(module)
-    return whole
