@@ -1361,6 +1361,12 @@ def test_random_numbers() -> None:
             "  here: FILE: tp.random.randint(5, 5)",
         ):
             tp.random.randint(5, 5)
+        with fails(
+            errors.DtypeError,
+            "randint(0, 2.5): needs integers low < high, less than 2**32 apart",
+            "  here: FILE: tp.random.randint(0, 2.5)",
+        ):
+            tp.random.randint(0, 2.5)
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DomainError, DtypeError
 from tempo.graph.node import Primitive, Shape, dims_of, shape_symbols, union
 from tempo.ops.creation import as_shape
-from tempo.ops.elementwise import astype, cos, floor_divide, less, log, mod, sqrt
+from tempo.ops.elementwise import astype, cos, floor_divide, less, log, maximum, mod, sqrt
 from tempo.ops.reduction import argmax
 from tempo.ops.sorting import argsort
 from tempo.source import user_line
@@ -231,20 +231,34 @@ def bernoulli(p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Steps
 
 
 def randint(
-    low: int,
-    high: int,
+    low: TensorLike,
+    high: TensorLike,
     shape: ShapeLike = (),
-    domain: Steps = (),
+    domain: Steps | None = None,
     dtype: DTypeLike = "int32",
 ) -> RecurrentTensor:
-    """Integers in ``low .. high - 1``. (Uneven by at most one part in 2**32 / (high - low).)"""
-    if not (isinstance(low, int) and isinstance(high, int) and low < high <= low + 2**32 - 1):
+    """Integers in ``low .. high - 1``, or ``low`` where there are none. (Uneven by at most one part in
+    2**32 / (high - low).)
+
+    Both are integers, index expressions or tensors. Draws differ over ``domain``, by default over theirs.
+    """
+    start: RecurrentTensor | int
+    count: RecurrentTensor | int
+    if isinstance(low, int | np.integer) and isinstance(high, int | np.integer):
+        start, count = int(low), int(high) - int(low)
+        possible = 0 < count < 2**32
+    else:
+        start, end = as_tensor(low), as_tensor(high)
+        possible = dtypes.is_integer(start.dtype) and dtypes.is_integer(end.dtype)
+        count = astype(maximum(end - start, 1), "uint32")
+        start = astype(start, dtype)
+    if not possible:
         raise DtypeError(
-            f"randint({low!r}, {high!r}): needs integers low < high, less than 2**32 apart",
+            f"randint({low}, {high}): needs integers low < high, less than 2**32 apart",
             places=[("here", user_line())],
         )
-    drawn = mod(bits(shape, domain), high - low)
-    return astype(drawn, dtype) + low
+    drawn = mod(bits(shape, _over(domain, start, count)), count)
+    return astype(drawn, dtype) + start
 
 
 def categorical(logits: TensorLike, domain: Steps | None = None, axis: int = -1) -> RecurrentTensor:

@@ -454,6 +454,31 @@ def test_random_draws_are_those_of_the_reference(backend: str) -> None:
 
 
 @backends
+def test_integers_between_expressions_and_tensors(backend: str) -> None:
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        n = prog.input("n", domain=t, dtype="int32")
+        prog.output("step", tp.random.randint(0, T, 3, domain=t))
+        prog.output("number", tp.random.randint(0, 20, 3, domain=t))
+        prog.output("past", tp.random.randint(0, t + 1))
+        prog.output("future", tp.random.randint(t, T, 4, dtype="int8"))
+        prog.output("below", tp.random.randint(-1, n, 4))
+        prog.output("numpy", tp.random.randint(np.int64(2), np.int32(3)))
+    n_ = np.arange(20)[::-1] - 1
+    run, expected = prog.compile({T: 20}, backend, seed=7), prog.evaluate({T: 20}, seed=7, n=n_)
+    for name, array in expected.outputs.items():
+        assert run(n=n_)[name].tolist() == array.tolist(), name
+    steps = np.arange(20)
+    for drawn in (expected.step, expected.number):
+        assert drawn.min() >= 0 and drawn.max() < 20 and len(set(drawn.ravel())) > 15
+    assert np.all(expected.past >= 0) and np.all(steps >= expected.past) and expected.past.max() > 10
+    assert np.all(steps <= expected.future.T) and expected.future.max() < 20 and expected.future.dtype == np.int8
+    # Where there is none, it is the lowest.
+    assert expected.below.min() == -1 and np.all(np.maximum(n_, 0) > expected.below.T)
+    assert expected.numpy == 2
+
+
+@backends
 def test_draws_of_other_steps(backend: str) -> None:
     """In place of a dim, an expression says which step's draw it is."""
     with tp.Program() as prog:
