@@ -175,6 +175,26 @@ def test_the_loop_tree_shows_where_a_loop_ends_early() -> None:
     assert beyond == 1  # x[T]
 
 
+@backends
+def test_a_fixed_point_is_compared_with_the_step_before_inside_the_loop(backend: str) -> None:
+    """Also what comes between the condition and the steps that it compares: otherwise all steps are made, and kept."""
+    with tp.Program() as prog:
+        k, K = prog.dim("k")
+        s, S = prog.dim("s")
+        V = prog.recurrent("V", domain=(k, s))
+        V[0, s] = 0.0
+        V[k, s] = 1 + 0.5 * V[k - 1, tp.max(s - 1, 0)]
+        change = tp.max(tp.abs(V - V[tp.max(k - 1, 0), s])[k, 0:S])
+        prog.stop(k, when=(change < 0.1) & (k.value > 0))
+        prog.output("V", V[K - 1])
+        prog.output("steps", K)
+    found = same_as_oracle(prog, {K: 1000, S: 3}, backend)
+    assert (found.V.tolist(), found.steps) == ([1.9375] * 3, 6)
+    run = prog.compile({K: 1000, S: 3}, backend)
+    assert " .. 999, until " in run.loop_tree()
+    assert "V: float32[2, 3]" in run.explain()
+
+
 def test_one_jax_program_holds_the_loop_that_ends_early() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")

@@ -103,6 +103,20 @@ def test_both_backends_hand_out_in_the_same_order() -> None:
 
 
 @backends
+def test_an_average_over_earlier_iterations_is_handed_out_with_its_own(backend: str) -> None:
+    """Not after the loop, where a stream would hand out nothing until all iterations are made."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        w = prog.state("w", 8.0, over=i)
+        w.next = w / 2
+        prog.emit("mean", 3 * tp.mean(w[tp.max(0, i - 1) : i + 1]))
+    run = prog.compile({I: 5}, backend)
+    assert [float(record.value) for record in run.stream()] == [24, 18, 9, 4.5, 2.25]
+    tree = run.loop_tree()
+    assert "\n    sum_" in tree and "\nsum_" not in tree
+
+
+@backends
 def test_a_loop_that_runs_backwards(backend: str) -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")

@@ -148,7 +148,7 @@ class Nesting:
         def bytes_of(node: Node) -> int:
             return self.extents.bytes(node, around)
 
-        sinking = Sinking(units, dependences, bytes_of, self.handed, self.along, tiled)
+        sinking = Sinking(units, dependences, bytes_of, self.along, tiled)
         for node, family, reason in sinking.into_loops():
             self.reasons.setdefault((node, family), reason)
 

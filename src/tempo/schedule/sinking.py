@@ -27,15 +27,13 @@ class Sinking:
         units: Sequence[Group],
         dependences: Sequence[Dependence],
         bytes_of: Callable[[Node], int],
-        handed: Set[Node],
         along: Mapping[Node, Set[Dim]],
         tiled: Dim | None,
     ) -> None:
-        """``handed`` is handed out while the program runs, for which other nodes are needed at every step of the dims
-        ``along`` which that is done. Nothing is taken into a loop over a dim that is ``tiled``."""
+        """What is handed out while the program runs is done so ``along`` some dims, and all that it needs is needed at
+        every step of these. Nothing is taken into a loop over a dim that is ``tiled``."""
         self.units = units
         self.bytes_of = bytes_of
-        self.handed = handed
         self.along = along
         self.tiled = tiled
         self.unit_of = {node: unit for unit in units for node in unit.nodes}
@@ -65,7 +63,7 @@ class Sinking:
         if unit.family is not None or others or unit.tangled or node.op is HOST:
             return None
         operands = [(d.producer, d) for d in self.reads.get(node, ())]
-        group = self.joins(node, operands, exactly=node not in self.handed)
+        group = self.joins(node, operands, self.along.get(node, set()))
         if group is None:
             return None
         soon = group.family in self.along.get(node, ()) or node.op is HOST_RESULT
@@ -87,8 +85,11 @@ class Sinking:
             self.kept_instead(node, group.family, instead)
         return group if sum(map(self.bytes_of, instead)) <= own else None
 
-    def joins(self, node: Node, neighbours: Sequence[tuple[Node, Dependence]], exactly: bool = True) -> Group | None:
-        """The loop in which all these neighbours are read, at the same step or at most at earlier ones."""
+    def joins(
+        self, node: Node, neighbours: Sequence[tuple[Node, Dependence]], along: Set[Dim] = frozenset()
+    ) -> Group | None:
+        """The loop in which all these neighbours are read: at the same step or, where it is a loop over one of the dims
+        ``along``, at earlier ones as well."""
         looped = [(self.unit_of[other], d) for other, d in neighbours if self.unit_of[other].family is not None]
         if not looped:
             return None
@@ -98,7 +99,7 @@ class Sinking:
             return None
 
         def near(distance: Distance) -> bool:
-            return distance == (0, 0) if exactly else allowed(distance, group.backwards)
+            return distance == (0, 0) or (family in along and allowed(distance, group.backwards))
 
         fits = (
             all(same_kind(group, loop) for loop, _ in looped)
