@@ -202,6 +202,57 @@ def test_the_gradient_of_a_range_is_one_contraction_also_in_training(window: int
     np.testing.assert_allclose(evaluate(graph, {I: 2, T: 5}, inputs).w, expected, rtol=1e-4, atol=1e-5)
 
 
+Taken = Callable[[Tensor, Tensor, Any], Tensor]
+TAKEN: dict[str, Taken] = {
+    "a row for each": lambda table, chosen, t: table.take(chosen),
+    "rows for each": lambda table, chosen, t: table.take(tp.stack([chosen, chosen // 2])),
+    "by the step": lambda table, chosen, t: table.take(t.value) * chosen,
+    "from the end": lambda table, chosen, t: table.take(-1 - chosen),
+    "at the step before": lambda table, chosen, t: table.take(chosen)[..., tp.max(t - 1, 0)] * chosen,
+    "of all steps so far": lambda table, chosen, t: table.take(chosen[..., 0 : t + 1]).sum(),
+    "columns": lambda table, chosen, t: table.take(chosen, axis=1),
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_gradient_of_a_table(taken: Taken, stop: bool) -> None:
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        chosen = prog.input("chosen", domain=(b, t), dtype="int32")
+        table = prog.state("table", prog.input("first", (6, 6), dtype=tp.float64), over=i)
+        loss = tp.mean(tp.sum(tp.sin(taken(table, chosen, t)))[i, 0:B, 0:T])
+        table.next = table - tp.grad(loss, table)
+        if stop:
+            prog.stop(t, when=tp.any((chosen == 0)[0:B]))
+        prog.output("table", table.final)
+    given = {
+        "first": np.random.default_rng(0).normal(size=(6, 6)),
+        "chosen": [[1, 3, 1, 0, 5], [3, 2, 2, 2, 4]],
+    }
+    bounds = {I: 3, B: 2, T: 5}
+    expected = prog.evaluate(bounds, **given).table
+    np.testing.assert_allclose(evaluate(resolved(prog), bounds, given).table, expected, rtol=1e-9)
+    np.testing.assert_allclose(prog.compile(bounds)(**given).table, expected, rtol=1e-9)
+
+
+def test_an_embeddings_gradient_is_one_table() -> None:
+    """And not one for every token of a batch; of positions, what all sequences add is summed first."""
+    with tp.Program() as prog:
+        b, B = prog.dim("b")
+        t, T = prog.dim("t")
+        token = prog.input("token", domain=(b, t), dtype="int32")
+        table, position = prog.input("table", (9, 4)), prog.input("position", (9, 4))
+        x = tp.square(table.take(token) + position.take(t.value))
+        for name, g in tp.grad(tp.sum(tp.sum(x)[0:B, 0:T]), {"table": table, "position": position}).items():
+            prog.output(name, g)
+    tables = [node for node in nodes(resolved(prog), "scatter_add") if not node.domain]
+    # Ranks of the table, the indices and what is added: over b and t, or over t.
+    assert sorted([len(edge.shape) for edge in node.edges] for node in tables) == [[2, 1, 2], [2, 2, 3]]
+
+
 def test_what_later_steps_need_is_not_read_with_them() -> None:
     """Within an iteration a step's adjoint needs those of the steps behind it, which a contraction over all steps would
     read with it."""

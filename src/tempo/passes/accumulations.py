@@ -5,7 +5,8 @@ reads it: ``x[t - 1]`` becomes the value of one step later, ``x[0:t + 1]`` a sum
 every step a sum over all of them. What hits a point only under a condition is zero elsewhere, by cases or by a mask.
 
 The rule that decides training speed is here too: a sum over time of a contraction *is* a contraction. A weight's
-gradient, an outer product per step, becomes one matrix product over the stacked operands.
+gradient, an outer product per step, becomes one matrix product over the stacked operands. Likewise the gradient of an
+embedding: the rows of all steps are added into one table, and not those of each step into a table of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from functools import reduce
 
 from tempo.analysis.causality import node_circles, remaining_circles
 from tempo.graph.build import make, reshaped, scalar, with_domain
-from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, Shape, dims_of, normal_size
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, Shape, dims_of, normal_size, shape_symbols
 from tempo.graph.structural import ACCUMULATE
 from tempo.ops.contraction import EINSUM, spare_letters
 from tempo.ops.creation import FULL, GRID
 from tempo.ops.elementwise import ADD, COPY, WHERE
-from tempo.ops.gathering import TAKE_ALONG_AXIS
+from tempo.ops.gathering import SCATTER_ADD, TAKE_ALONG_AXIS
 from tempo.ops.indexing import PLACE, SLICE
 from tempo.ops.reduction import SUM
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE
@@ -60,7 +61,7 @@ def resolve_accumulations(graph: Graph) -> Graph:
         if together and not inside:
             # A training's iterations need those before. Within one, all steps are there when a contraction reads them.
             whole = _Part(node, scatter, done, together=False)
-            if (value := whole.contraction()) is not None:
+            if (value := whole.at_once()) is not None:
                 return whole.finished(value)
         return _Part(node, scatter, done, together).value()
 
@@ -216,7 +217,7 @@ class _Part:
             zero = scalar(0, self.target.dtype)
             shape = self.target.shape
             return make(FULL, domain=self.target.domain, source=self.source, shape=shape, value=zero)
-        value = self.contraction()
+        value = self.at_once()
         return self.finished(self.summed() if value is None else value)
 
     def finished(self, value: Edge) -> Edge:
@@ -349,10 +350,36 @@ class _Part:
 
     # -- a sum over time of a contraction is a contraction --------------------------------------------------------
 
+    def at_once(self) -> Edge | None:
+        """The sum over free dims as one operation on the stacked operands of the producer, where it is such a one."""
+        if not self.free or self.mask or self.only_where is not TRUE:
+            return None
+        value = self.contraction()
+        return self.rows() if value is None else value
+
+    def rows(self) -> Edge | None:
+        """Rows that every step adds into a table of zeros, all added into one table."""
+        producer = self.producer.node
+        if producer.op is not SCATTER_ADD or producer.attributes["axis"] != 0 or self.spread:
+            return None
+        table, indices, updates = producer.edges
+        if table.node.op is not FULL or table.node.attributes["value"] != 0 or dims_of(shape_symbols(table.shape)):
+            return None
+        places, rows = self.stack(indices), self.stack(updates)
+        if places is None or rows is None or set(rows[1]) != set(self.free):
+            return None
+        # What goes into the same row whatever the step of a dim is, is summed over it first.
+        across = tuple(n for n, d in enumerate(rows[1]) if d not in places[1])
+        if places[1] != tuple(d for d in rows[1] if d in places[1]):
+            return None
+        added = make(SUM, rows[0], source=self.source, axes=across) if across else rows[0]
+        zeros = make(FULL, source=self.source, shape=table.shape, value=scalar(0, table.dtype))
+        return make(SCATTER_ADD, zeros, places[0], added, source=self.source, axis=0)
+
     def contraction(self) -> Edge | None:
         """The sum over free dims as one einsum over the stacked operands, where the producer is one."""
         producer = self.producer.node
-        if producer.op is not EINSUM or not self.free or self.mask or self.only_where is not TRUE:
+        if producer.op is not EINSUM:
             return None
         if self.spread and self.together:
             return None
