@@ -167,3 +167,37 @@ def test_borders_of_a_wavefront_are_computed_and_no_arrays_in_memory() -> None:
     same(prog, {I: 20, J: 30}, run, a=np.arange(20) % 3, b=np.arange(30) % 4)
     known = [line for line in text(run).splitlines() if "stablehlo.constant" in line]
     assert known and not any("tensor<20x" in line for line in known)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_piece_leaves_what_the_next_one_looks_further_back_for(backwards: bool, on_gpu: bool) -> None:
+    """The first piece looks one step back and handed on one step: the second found an old one two steps back."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        h = prog.recurrent("h", domain=t)
+        if backwards:
+            h[T - 1] = 1.0
+            h[t > T - 7] = 0.9 * h[t + 1] + 1
+            h[t] = 0.5 * h[t + 1] + 0.4 * h[t + 2]
+            prog.output("last", h[0])
+        else:
+            h[0] = 1.0
+            h[t < 6] = 0.9 * h[t - 1] + 1
+            h[t] = 0.5 * h[t - 1] + 0.4 * h[t - 2]
+            prog.output("last", h[T - 1])
+    same(prog, {T: 9}, Executable(prog.graph, {T: 9}, parallel=on_gpu))
+
+
+def test_the_corner_of_a_wavefront() -> None:
+    """Its first two diagonals, which are given, read nothing; the third reads both."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        j, J = prog.dim("j")
+        D = prog.recurrent("D", domain=(i, j))
+        D[0, 0] = 1.0
+        D[0, j] = D[0, j - 1] + 1
+        D[i, 0] = D[i - 1, 0] + 2
+        D[i, j] = D[i - 1, j - 1] + 0.5 * D[i - 1, j] + 0.25 * D[i, j - 1]
+        prog.output("corner", D[I - 1, J - 1])
+    same(prog, {I: 4, J: 5}, prog.compile({I: 4, J: 5}))

@@ -115,8 +115,10 @@ class Iterated:
         # memory gets all of it, and the rest of a block reads all its steps.
         beside = tree.inner and any(d.consumer not in everywhere for d in self.readers.get(node, ()))
         stored = not isinstance(kept, Window) or None in distances or bool(store.host) or beside
-        if isinstance(kept, Window) and not stored:
-            depth = max(depth, kept.final)
+        # Other pieces of the loop may look further back than this one does. If only they do, this one puts what it
+        # computes into the store.
+        if isinstance(kept, Window) and not stored and (depth or kept.size == kept.final):
+            depth = max(kept.size - 1, kept.final)
             stored = depth > MOST_REGISTERS
         return Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
 

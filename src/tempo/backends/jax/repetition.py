@@ -81,6 +81,8 @@ class Repetition:
         self.put(state, arrays)
         for registers, kept in zip(self.remembered, values, strict=True):
             if not registers.stored:
+                if not self.at:  # what the store had before the loop is read no more
+                    del state[registers.node]
                 for n, array in reversed(list(enumerate(kept))):
                     at = self.earlier(self.first + self.stride * (made - 1), n)
                     block = lowering.block(registers.node, state, at)
