@@ -20,6 +20,7 @@ from tempo.symbolic.condition import (
 )
 from tempo.symbolic.expr import Dim, Expr, constant
 from tempo.symbolic.intervals import at_least, extremes
+from tempo.symbolic.polyhedral import may_hold
 
 
 def inverse(item: Expr, q: Dim, unsolved: set[Dim]) -> tuple[Dim, Expr, Condition] | None:
@@ -54,7 +55,10 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
         case And():
             return conjunction(_narrowed([within(part, domain) for part in condition.parts]))
         case Or():
-            return disjunction(within(part, domain) for part in condition.parts)
+            found = disjunction(within(part, domain) for part in condition.parts)
+            # t >= 1 or t == 0: none of them does, all together do.
+            steps = (end for d in domain for end in (d >= 0, d < d.bound))
+            return found if may_hold(conjunction([~found, *steps]), domain) else TRUE
         case AtLeastZero():
             low, high = _extremes(condition.expr, ranges)
             if low is not None and at_least(low, 0):
