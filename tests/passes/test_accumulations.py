@@ -301,6 +301,48 @@ def test_an_embeddings_gradient_is_one_table() -> None:
     assert sorted([len(edge.shape) for edge in node.edges] for node in tables) == [[2, 1, 2], [2, 2, 3]]
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "read"),
+    [
+        (lambda t: tp.max(0, t - 3), lambda t, X: tp.min(X, t + 1), "max(x, 0):max(x, 0, min(T, x + 4))"),
+        (lambda t: tp.min(t, 5), lambda t, X: tp.min(X, t + 3), "0:T"),
+        (lambda t: 2 * t, lambda t, X: 2 * t + 4, "max(0, x//2 - 1):max(0, min(T, x//2 + 1), x//2 - 1)"),
+        (lambda t: 2 * t, lambda t, X: 2 * t + 3, "max(0, x//2 - 1):max(0, min(T, x//2 + 1), x//2 - 1)"),
+    ],
+)
+def test_of_windows_only_the_steps_that_hit_a_point_are_read(start: Any, stop: Any, read: str) -> None:
+    """What is no product was summed over all steps, for every point: attention with sinks took fifty times as long as
+    with a mask over all keys. A window that stays where it is hits its points from any number of steps."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x, X = prog.dim("x")
+        signal = prog.input("signal", shape=2, domain=x)
+        frame = tp.concatenate([tp.zeros((1, 2)), signal[start(t) : stop(t, X)]])
+        prog.output("g", tp.grad(tp.sum(tp.sin(frame) * tp.cos(frame.sum()))[0:T].sum(), signal))
+    graph = resolved(prog)
+    assert {str(node.edges[0].index[0]) for node in nodes(graph, "take_along_axis")} == {read}
+    inputs = {"signal": np.random.default_rng(0).normal(size=(12, 2))}
+    expected = prog.evaluate({T: 4, X: 12}, **inputs).g
+    np.testing.assert_allclose(evaluate(graph, {T: 4, X: 12}, inputs).g, expected, rtol=1e-5, atol=1e-6)
+    for backend in ("numpy", "jax"):
+        np.testing.assert_allclose(prog.compile({T: 4, X: 12}, backend)(**inputs).g, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_half_of_the_steps() -> None:
+    """A condition on twice a step is a span of steps, exactly."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        w = prog.input("w")
+        y = prog.recurrent("y", domain=t)
+        y[2 * t < T] = tp.sin(w * t.value)
+        y[t] = 0.0
+        prog.output("g", tp.grad(y[0:T].sum(), w))
+    graph = resolved(prog)
+    for steps in (1, 2, 5, 6):
+        half = np.arange((steps + 1) // 2)
+        np.testing.assert_allclose(evaluate(graph, {T: steps}, {"w": 0.3}).g, np.sum(half * np.cos(0.3 * half)), 1e-5)
+
+
 def test_what_later_steps_need_is_not_read_with_them() -> None:
     """Within an iteration a step's adjoint needs those of the steps behind it, which a contraction over all steps would
     read with it."""

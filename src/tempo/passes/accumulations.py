@@ -170,9 +170,7 @@ class _Part:
         self.mask = [p for p in hits if p.symbols() & set(self.axes)]
         if self.together:
             self.read_only_hits()
-        for d, span in self.spans.items():
-            if not at_least(span.stop, span.start):
-                self.spans[d] = Slice(span.start, maximum(span.start, span.stop))
+        self.spans = {d: _ordered(span) for d, span in self.spans.items()}
 
     def narrow(self, part: Condition) -> bool:
         """Take a condition such as ``t >= 1`` into the span of the one free dim that it is about."""
@@ -180,17 +178,23 @@ class _Part:
             return False
         return self.restrict(dims[0], dims[0], part.expr)
 
-    def restrict(self, d: Dim, name: Dim, expr: Expr) -> bool:
-        """Take ``expr >= 0`` into the span of free dim ``d``, which is called ``name`` in it."""
+    def restrict(self, d: Dim, name: Dim, expr: Expr, roughly: bool = False) -> bool:
+        """Take ``expr >= 0`` into the span of free dim ``d``, which is called ``name`` in it. A span that is only to be
+        ``roughly`` those steps may have a few more."""
         factor = dict(expr.terms).get(name, 0)
         offset = expr - factor * name
-        if name in offset.symbols() or factor not in (1, -1):
+        if name in offset.symbols() or factor == 0:
             return False
-        span = self.spans[d]
-        if factor == 1:
-            self.spans[d] = Slice(maximum(span.start, -offset), span.stop)
+        span, size = self.spans[d], abs(factor)
+        # From the first step that is not before, up to the last one.
+        first, last = size - 1 - offset, offset
+        if roughly:
+            # Ends that are rounded alike differ by a number that can be seen: windows of 400 samples, every 160.
+            first, last = first - first.constant % size, last + -last.constant % size
+        if factor > 0:
+            self.spans[d] = Slice(maximum(span.start, first // size), span.stop)
         else:
-            self.spans[d] = Slice(span.start, minimum(span.stop, offset + 1))
+            self.spans[d] = Slice(span.start, minimum(span.stop, last // size + 1))
         return True
 
     def read_only_hits(self) -> None:
@@ -204,12 +208,22 @@ class _Part:
                 # Of the other axes in it, those steps count that leave the most to this one.
                 others = {a: (constant(0), a.bound - 1) for a in self.axes if a is not u}
                 for expr in _bounds_in(part, first):
-                    self.restrict(d, u, extremes(expr, others)[1])
+                    self.restrict(d, u, extremes(expr, others)[1], roughly=not self.together)
         # Counted from that step, so that what is read varies over the dim that a loop over both goes over.
         for q, step in self.pinned:
             for d, span in self.spans.items():
                 if d.origin is q.origin and q not in span.symbols():
                     self.spans[d] = Slice(span.start + (q - step), span.stop + (q - step))
+
+    def read_few(self) -> None:
+        """Where no more than a few steps can hit a point, such as those of a window, read no others."""
+        every = self.spans
+        self.spans = dict(every)
+        self.read_only_hits()
+        points = {q: (constant(0), q.bound - 1) for q in self.target.domain}
+        for d, span in self.spans.items():
+            few = _is_few(extremes(span.length, points)[1])
+            self.spans[d] = _ordered(span) if few else every[d]
 
     def value(self) -> Edge:
         """The part as an edge over the target's domain."""
@@ -240,8 +254,10 @@ class _Part:
     # -- the general form: read, mask, pick, sum ----------------------------------------------------------------
 
     def summed(self) -> Edge:
-        value = self.read(self.padded(self.zeroed()))
         rank = len(self.axes)
+        if not self.fixed and not self.together:
+            self.read_few()
+        value = self.read(self.padded(self.zeroed()))
         if self.fixed and not self.together:
             # Padding is zero, so what lies outside a slice adds nothing: sum first, then look at the point.
             return self.elements(self.total(self.masked(value, self.mask), rank))
@@ -453,6 +469,16 @@ class _Part:
         if set(order) & {d for size in edge.shape if isinstance(size, Expr) for d in size.symbols()}:
             return None
         return Edge(edge.node, tuple(index)), tuple(order)
+
+
+def _ordered(span: Slice) -> Slice:
+    """The span, if it ends before it begins as one without steps."""
+    return span if at_least(span.stop, span.start) else Slice(span.start, maximum(span.start, span.stop))
+
+
+def _is_few(size: Expr) -> bool:
+    """Whether a number of steps has a limit that no bound changes."""
+    return any(limit.is_constant for limit in (size.arguments if isinstance(size, Min) else (size,)))
 
 
 def _first_step(condition: Condition) -> tuple[Dim, int] | None:
