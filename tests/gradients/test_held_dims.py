@@ -44,6 +44,33 @@ def average_from_the_end(w: Tensor, i: Any, I: Any) -> Tensor:
     return m
 
 
+def first_step_apart(w: Tensor, i: Any, I: Any) -> Tensor:
+    """A case for one step goes through what does not vary at all, and comes back to that step."""
+    y = w.program.recurrent("y", domain=i, dtype=F64)
+    y[0] = tp.sin(w[0] ** 2)
+    y[i] = w * y[i - 1]
+    return y**2
+
+
+def first_step_everywhere(w: Tensor, i: Any, I: Any) -> Tensor:
+    """Here what does not vary is read at every step, and counts at the first one alone."""
+    y = w.program.recurrent("y", domain=i, dtype=F64)
+    first = w[0] ** 2
+    y[0] = tp.sin(first)
+    y[i] = w * first
+    return y**2
+
+
+def steps_of(first: Callable[[Array], Array], rest: Callable[..., Array]) -> Callable[[Array, int], list[Array]]:
+    def losses(w: Array, I: int) -> list[Array]:
+        y = [first(w)]
+        for i in range(1, I):
+            y.append(rest(w, i, y[-1]))
+        return [value**2 for value in y]
+
+    return losses
+
+
 HELD: dict[str, tuple[Losses, Callable[[Array, int], list[Array]]]] = {
     "here only": (
         lambda w, i, I: tp.sin(w) * (i + 1),
@@ -81,6 +108,14 @@ HELD: dict[str, tuple[Losses, Callable[[Array, int], list[Array]]]] = {
     "back and ahead": (
         lambda w, i, I: tp.sin(average_from_the_end(w, i, I)[i - 1]) * w,
         lambda w, I: [jnp.sin(averages(w[::-1])[I - i]) * w[i] for i in range(I)],
+    ),
+    "the first step apart": (
+        first_step_apart,
+        steps_of(lambda w: jnp.sin(w[0] ** 2), lambda w, i, before: w[i] * before),
+    ),
+    "the first step everywhere": (
+        first_step_everywhere,
+        steps_of(lambda w: jnp.sin(w[0] ** 2), lambda w, i, before: w[i] * w[0] ** 2),
     ),
     "reversed": (
         lambda w, i, I: w[I - 1 - i] ** 2,
@@ -418,3 +453,25 @@ def test_a_tensor_and_what_is_made_of_it() -> None:
     result = prog.evaluate({T: 4}, x=x_)
     close(result.dx, 3 * x_**2)
     close(result.dy, x_)
+
+
+def test_leapfrog() -> None:
+    """A force that every momentum reads, the first one in a case of its own: refused, as if it needed itself."""
+    with tp.Program() as prog:
+        s, S = prog.dim("s")
+        x = prog.recurrent("x", domain=s, dtype=F64)
+        p = prog.recurrent("p", domain=s, dtype=F64)
+        force = -tp.grad(x**4, x)
+        x[0] = 1.0
+        x[s] = x[s - 1] + 0.1 * p[s - 1]
+        p[0] = 0.05 * force[0]
+        p[s] = p[s - 1] + 0.1 * force
+        prog.output("x", x)
+    place, momentum, places = 1.0, -0.05 * 4, [1.0]
+    for _ in range(4):
+        place += 0.1 * momentum
+        momentum -= 0.1 * 4 * place**3
+        places.append(place)
+    close(prog.evaluate({S: 5}).x, places)
+    with jax.enable_x64(True):
+        close(prog.compile({S: 5})().x, places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tempo.symbolic import (
     constant,
 )
 from tempo.symbolic.intervals import at_least, extremes
-from tempo.symbolic.regions import inverse
+from tempo.symbolic.regions import inverse, pinned
 
 Cases = dict[Node, list[Case]]
 
@@ -29,13 +29,15 @@ Cases = dict[Node, list[Case]]
 @dataclass(frozen=True, eq=False)
 class Flow:
     """A consumer that differentiably reads a producer. ``index`` gives the producer's points over the
-    consumer's domain; ``slot`` says which operand, case or scatter it is. Along the dims of ``only`` (of the producer)
-    nothing but one step counts: so many steps after the consumer's own."""
+    consumer's domain; ``slot`` says which operand, case or scatter it is. ``at`` has the steps of those dims of which a
+    case is for one step. Along the dims of ``only`` (of the producer) nothing but one step counts: so many steps after
+    the consumer's own."""
 
     consumer: Node
     producer: Node
     index: Index
     slot: int
+    at: tuple[tuple[Dim, Expr], ...] = ()
     only: tuple[tuple[Dim, int], ...] = ()
 
 
@@ -75,7 +77,8 @@ class Relevant:
         """Leave out the flows that cannot return to the same point of ``dim``, if that can be seen."""
         if dict(zip(self.loss.node.domain, self.loss.index, strict=True)).get(dim) != dim:
             return False
-        reaches = {f: _reach(f, dim) for f in self.flows}
+        single = _single_steps(self.flows, dim)
+        reaches = {f: _reach(f, dim, single) for f in self.flows}
         for sign in (1, -1):  # nothing goes to the future, or nothing to the past
             ahead: dict[Flow, int] = {}
             for flow, reach in reaches.items():
@@ -152,6 +155,7 @@ def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]
     if not dtypes.is_float(node.dtype):
         return
     reads: list[tuple[Node, Index]]
+    at: dict[int, tuple[tuple[Dim, Expr], ...]] = {}
     if node in unknown:
         request, position = unknown[node]
         spread = {d: Slice(constant(0), d.bound) for d in request.loss.domain if d not in node.domain}
@@ -161,6 +165,7 @@ def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]
         reads = [(request.loss.node, loss_index), (wrt, wrt_index)]
     elif node.op is RECURRENT:
         reads = [(case.value.node, case.value.index) for case in cases.get(node, ())]
+        at = {n: tuple(pinned(case.region, node.domain)) for n, case in enumerate(cases.get(node, ()))}
     elif node.op is ACCUMULATE:
         reads = [(s.node, _points_of(s, node)) for s in node.scatters]
     elif node.op.gradient is None:
@@ -169,7 +174,7 @@ def _flows(node: Node, cases: Cases, unknown: Mapping[Node, tuple[Request, int]]
         reads = [(edge.node, edge.index) for edge in node.edges]
     for slot, (producer, index) in enumerate(reads):
         if dtypes.is_float(producer.dtype):
-            yield Flow(node, producer, index, slot)
+            yield Flow(node, producer, index, slot, at.get(slot, ()))
 
 
 def _points_of(scatter: Scatter, consumer: Node) -> Index:
@@ -183,11 +188,43 @@ def _points_of(scatter: Scatter, consumer: Node) -> Index:
     return tuple(points[d] if d in points else Slice(constant(0), d.bound) for d in scatter.node.domain)
 
 
-def _reach(flow: Flow, dim: Dim) -> tuple[Expr, Expr] | None:
+def _single_steps(flows: Sequence[Flow], dim: Dim) -> set[Node]:
+    """The nodes that do not vary over ``dim``, and yet belong to one step of it: in ``p[0] = f(g[0])``, ``f(g[0])`` is
+    read at step 0 alone, and reads step 0 alone."""
+    around: dict[Node, list[tuple[Node, Expr | None]]] = {}
+    for f in flows:
+        own, theirs = (_dim_of(node, dim) for node in (f.consumer, f.producer))
+        if own is None and theirs is None:
+            around.setdefault(f.consumer, []).append((f.producer, None))
+            around.setdefault(f.producer, []).append((f.consumer, None))
+        elif theirs is None and own is not None:
+            step = dict(f.at).get(own)
+            around.setdefault(f.producer, []).append((f.consumer, None if step is None else step + own.start))
+        elif own is None and theirs is not None:
+            item = f.index[f.producer.domain.index(theirs)]
+            if isinstance(item, Slice) or any(isinstance(symbol, Dim) for symbol in item.symbols()):
+                around.setdefault(f.consumer, []).append((f.producer, None))
+            else:
+                around.setdefault(f.consumer, []).append((f.producer, item + theirs.start))
+    found: set[Node] = set()
+    for start in around:
+        together = _closure([start], ((a, b) for a, near in around.items() for b, _ in near if b in around))
+        steps = {step for a in together for b, step in around[a] if b not in around}
+        if len(steps) == 1 and None not in steps:
+            found |= together
+    return found
+
+
+def _dim_of(node: Node, dim: Dim) -> Dim | None:
+    return next((d for d in node.domain if d.origin is dim.origin), None)
+
+
+def _reach(flow: Flow, dim: Dim, single: Set[Node]) -> tuple[Expr, Expr] | None:
     """How many steps along ``dim`` a flow's producer lies ahead of its consumer, at least and at most; None if that
-    cannot be said."""
-    own = next((d for d in flow.consumer.domain if d.origin is dim.origin), None)
-    theirs = next((d for d in flow.producer.domain if d.origin is dim.origin), None)
+    cannot be said. ``single`` has nodes that belong to one step though they do not vary."""
+    if flow.consumer in single or flow.producer in single:
+        return constant(0), constant(0)
+    own, theirs = _dim_of(flow.consumer, dim), _dim_of(flow.producer, dim)
     if own is None or theirs is None:
         return None
     item = flow.index[flow.producer.domain.index(theirs)]
