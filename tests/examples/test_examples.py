@@ -284,6 +284,27 @@ def test_hmm(rng: np.random.Generator) -> None:
     close(result.path_log_probability, probabilities.max())
 
 
+@pytest.mark.parametrize("labels", [[1], [1, 2], [2, 2], [2, 1, 2]])
+def test_ctc(rng: np.random.Generator, labels: list[int]) -> None:
+    example = load("ctc")
+    symbols, steps = 3, 5
+    prog, T, S = example.build(symbols, dtype=tp.float64)
+    places, logits = example.with_blanks(labels), rng.normal(size=(steps, symbols))
+    assert places.tolist() == [0, *(symbol for label in labels for symbol in (label, 0))]
+
+    def says(symbols: tuple[int, ...]) -> list[int]:
+        return [symbol for symbol, _ in itertools.groupby(symbols) if symbol != 0]
+
+    ways = np.array([way for way in itertools.product(range(symbols), repeat=steps) if says(way) == labels])
+
+    def loss(logits: Array) -> Array:
+        return -logsumexp(jax.nn.log_softmax(logits)[jnp.arange(steps), ways].sum(1))
+
+    result = prog.evaluate({T: steps, S: len(places)}, logits=logits, places=places)
+    close(result.loss, loss(logits))
+    close(result.gradient, jax.grad(loss)(logits))
+
+
 def test_td_learning(rng: np.random.Generator) -> None:
     alpha, gamma, episodes, steps = 0.2, 0.9, 6, 12
     prog, I, T = load("td_learning").build(alpha, gamma, dtype=tp.float64)
