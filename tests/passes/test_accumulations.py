@@ -311,7 +311,7 @@ def test_an_embeddings_gradient_is_one_table() -> None:
     ],
 )
 def test_of_windows_only_the_steps_that_hit_a_point_are_read(start: Any, stop: Any, read: str) -> None:
-    """What is no product was summed over all steps, for every point: attention with sinks took fifty times as long as
+    """What is no product was summed over all steps, for every point: attention with sinks took thirty times as long as
     with a mask over all keys. A window that stays where it is hits its points from any number of steps."""
     with tp.Program() as prog:
         t, T = prog.dim("t")
