@@ -98,6 +98,27 @@ def test_a_budget_that_cannot_be_kept() -> None:
     assert prog.compile(bounds_of(dims, 400), "numpy", memory=smallest).storage.peak <= smallest
 
 
+def test_blocks_get_no_larger_than_all_steps() -> None:
+    """Blocks of b fit with stores in host memory however large they are, and no blocks at all do not: the search for
+    the largest that fit must still end."""
+    with tp.Program("two loops") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        b, B = prog.dim("b")
+        w = prog.state("w", 1.0, over=(s, b))
+        w.next = w - 0.1 * tp.grad(w, w)
+        y = prog.recurrent("y", domain=(t, b), dtype="int32")
+        y[t, 0] = 1
+        y[t, b] = tp.where(y[t, b - 1] > 0, tp.equal(t, T - 1), tp.equal(t, 1)).astype("int32")
+        prog.output("w", w)
+        prog.output("y", y)
+    bounds = {T: 2, S: 2, B: 2}
+    with pytest.raises(tp.errors.BudgetError) as caught:
+        prog.compile(bounds, "numpy", memory=1)
+    found = prog.compile(bounds, "numpy", memory=caught.value.smallest)()
+    np.testing.assert_array_equal(found.y, prog.evaluate(bounds).y)
+
+
 def test_what_is_said_of_a_budget_is_true_of_what_xla_takes() -> None:
     with tp.Program("chain") as prog:
         t, T = prog.dim("t")

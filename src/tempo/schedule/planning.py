@@ -274,13 +274,18 @@ class Planner:
 
     def enlarged(self, found: Planned, blocks: Mapping[str, int], budget: int, fitting: Fitting) -> Planned:
         """The plan that takes least time of those that fit with larger blocks of some dims."""
+        steps = {d.name: d.bound.evaluate(self.numbers) for d in self.graph.dims if d.name in blocks}
         for name in sorted(blocks, key=self.depth):
             without = {other: size for other, size in blocks.items() if other != name}
             if (whole := fitting(without, budget)) is not None:
                 found, blocks = whole, without
                 continue
             larger = blocks
-            while (next_one := fitting(larger := {**larger, name: 2 * larger[name]}, budget)) is not None:
+            # A block of all steps may fit where no blocks at all do not.
+            while larger[name] < steps[name]:
+                larger = {**larger, name: 2 * larger[name]}
+                if (next_one := fitting(larger, budget)) is None:
+                    break
                 if self.seconds(next_one) <= self.seconds(found):
                     found, blocks = next_one, larger
         return found
