@@ -21,12 +21,30 @@ from tempo.testing.compiled import check_compiled
 from tempo.testing.features import features
 from tempo.testing.fuzz import Task, main, recipe_of, shrunk
 from tempo.testing.hosts import recorded
+from tempo.testing.longer import is_long
 from tempo.testing.recipe import Dim, Recipe
 from tempo.testing.rewrites import REWRITES
-from tempo.testing.stops import is_well_formed, with_bound
+from tempo.testing.stops import has_gradients, is_well_formed, waits_for, with_bound
 from tempo.testing.strategies import programs
-from tempo.testing.syntax import Case, Draw, Expression, Host, Input, Let, Literal, Output, Read, Recurrent, Stop, Type
-from tempo.testing.terms import Number, Point, Symbol
+from tempo.testing.syntax import (
+    Apply,
+    Case,
+    Draw,
+    Expression,
+    Gradients,
+    Host,
+    Input,
+    Let,
+    Literal,
+    Next,
+    Output,
+    Read,
+    Recurrent,
+    State,
+    Stop,
+    Type,
+)
+from tempo.testing.terms import Comparison, Number, Point, Span, Symbol
 
 SLOW = settings(
     max_examples=100,
@@ -116,10 +134,13 @@ WANTED = {
     **{f"gradient {kind}": 50 for kind in ("of second order", "with held dims", "with summed dims")},
     **{f"function {name}": 30 for name in ("sum", "softmax", "@", "cumsum", "take", "where", "astype", "space")},
     **{f"function {name}": 5 for name in ("sort", "argmax", "argmin", "argsort", "max", "min", "prod", "mean")},
-    **{f"function {name}": 5 for name in ("cummax", "linear_scan", "one_hot", "scatter_add", "einsum", "top_k")},
+    **{f"function {name}": 5 for name in ("cummax", "linear_scan", "one_hot", "scatter_add", "einsum")},
     **{f"host call{kind}": 5 for kind in ("", " for a batch", " in a recurrence")},
     **{f"stop with {kind}": 10 for kind in ("gradient", "random", "host")},
     "stop": 100,
+    "stop on a gradient": 10,
+    "bound of many steps": 25,
+    "function top_k": 3,
     "function conv1d": 50,
     "function conv2d": 10,
     "gradient of third order": 10,
@@ -148,6 +169,13 @@ def test_a_seed_gives_the_same_program_every_time() -> None:
     for seed in range(50):
         assert random_recipe(seed) == random_recipe(seed)
     assert len({random_recipe(seed).source for seed in range(50)}) > 45
+
+
+def test_most_programs_may_have_many_steps() -> None:
+    longer = [recipe_of(0, number, longer=True) for number in range(50)]
+    assert longer == [recipe_of(0, number, longer=True) for number in range(50)]
+    assert sum(is_long(recipe) for recipe in longer) > 40
+    assert all(is_well_formed(recipe) for recipe in longer)
 
 
 def test_the_source_of_a_recipe_is_a_program_of_its_own() -> None:
@@ -264,6 +292,22 @@ def test_a_program_that_no_loops_are_found_for_is_refused(
     assert "refused: 33" in capsys.readouterr().out
 
 
+def test_a_program_that_compiles_for_too_long_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_ends(*_: object, **__: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(compiled, "Executable", never_ends)
+    monkeypatch.setattr(compiled, "COMPILING_SECONDS", 0.1)
+    arguments = ["--only", "33", "--jobs", "0", "--longer", "--backends", "numpy", "--no-shrink"]
+    assert main(arguments) == 1
+    printed = capsys.readouterr().out
+    assert "== program 33 fails (again: --seed 0 --only 33 --backends numpy --longer)" in printed
+    assert "compile numpy: TooSlowError: compiling takes more than 0.1 seconds" in printed
+
+
 def test_a_backend_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--backends", "numpy,torch"])
@@ -310,3 +354,46 @@ def test_a_dim_does_not_stop_on_what_is_not_there_at_its_last_step() -> None:
     whole = Output("x", Read("x", ("t",), (Point(Symbol("t"), "here"),)))
     statements = Input("x", Type(("t",), (), "bool"), 0), whole, Stop("t", following)
     assert not is_well_formed(Recipe((Dim("t", 2),), statements))
+
+
+def trained(over: tuple[str, ...], held: tuple[str, ...]) -> Recipe:
+    """A state that follows the gradient of a loss which varies over ``held``."""
+    weights = Read("w", over, tuple(Point(Symbol(d), "here") for d in over))
+    others = Read("x", held, tuple(Point(Symbol(d), "here") for d in held))
+    slope = Read("g", over, weights.items)
+    statements = (
+        Input("x", Type(held, (), "float32"), 0),
+        State("w", Type(over, (), "float32"), Literal(1.0), over),
+        Let("l", Type(held, (), "float32"), Apply("*", (weights, others), "float32")),
+        Gradients(("g",), "l", ("w",)),
+        Next("w", Apply("-", (weights, slope), "float32")),
+        Output("l", Read("l", held, others.items)),
+    )
+    return Recipe((Dim("t", 2), Dim("s", 2)), statements)
+
+
+def test_a_dim_stops_on_gradients_at_its_own_step_only() -> None:
+    t, s = trained(("t",), ("t", "s")).dims
+    assert not waits_for(trained(("t",), ("t", "s")), "l", t)
+    # Summed over all of its steps, or of another round.
+    assert waits_for(trained(("t",), ("t", "s")), "l", s)
+    assert waits_for(trained(("t", "s"), ("t", "s")), "l", s)
+
+
+def test_a_dim_does_not_stop_before_a_step_that_a_gradient_needs() -> None:
+    """y has no step where the case applies that reads x[1]; what the case computes is differentiated all the same."""
+    first, second = (Read("x", ("t",), (Point(Number(n)),)) for n in (0, 1))
+    product = Apply("*", (first, second), "float32")
+    whole = Read("y", ("s",), (Span(Number(0), Symbol("S")),))
+    statements = (
+        Input("x", Type(("t",), (), "float32"), 0),
+        Recurrent("y", Type(("s",), (), "float32")),
+        Case("y", Comparison("==", Symbol("s") % 2, Number(1)), Apply("tanh", (product,), "float32")),
+        Case("y", (Symbol("s"),), first),
+        Let("l", Type((), (), "float32"), Apply("sum", (whole,), "float32")),
+        Gradients(("g",), "l", ("x",)),
+        Output("g", Read("g", ("t",), (Point(Number(0)),))),
+    )
+    recipe = Recipe((Dim("t", 2), Dim("s", 1)), statements)
+    assert has_gradients(recipe)
+    assert not has_gradients(with_bound(recipe, "t", 1))

@@ -23,10 +23,18 @@ from tempo.schedule.results import made
 from tempo.symbolic import Slice, as_expr
 from tempo.testing.choices import Choices
 from tempo.testing.hosts import Calls, recorded
+from tempo.testing.limits import at_most
 
 # How far a result may be from the oracle's, relative to the largest number in it: by the coarsest dtype that it is
 # computed from. Backends add up in another order, and round half precision more or less often.
 TOLERANCES = {"bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-8}
+
+# For how long a program may be compiled.
+COMPILING_SECONDS = 60.0
+# More steps are not unrolled.
+MOST_UNROLLED = 6
+# How many buckets there are at most of a dim, about.
+BUCKETS = 3
 
 
 def check_compiled(
@@ -54,7 +62,7 @@ def check_compiled(
     # The values of these programs are so small that it rarely pays to compute only a part of them.
     gain = 0 if choices.boolean(0.5) else selected.GAIN
     try:
-        with patch.object(selected, "GAIN", gain):
+        with patch.object(selected, "GAIN", gain), at_most(COMPILING_SECONDS, "compiling"):
             run = planned(graph, bounds, backend, choices, skip=skip, parallel=parallel)
     except ScheduleError:
         return False
@@ -119,21 +127,18 @@ def random_plan(graph: Graph, bounds: Mapping[Any, int], choices: Choices) -> Pl
     memory; what is repeated rolled, or not; loops as kernels, or not."""
     numbers = check_bounds(graph, bounds)
     dims = [d for d in graph.dims if d.origin is d and choices.boolean()]
-    unrolled = [d for d in dims if d not in graph.stops and choices.boolean()]
-    blocks = {d.name: choices.integer(1, d.bound.evaluate(numbers)) for d in dims if d not in unrolled}
+    steps = {d: d.bound.evaluate(numbers) for d in graph.dims if d.origin is d}
+    unrolled = [d for d in dims if d not in graph.stops and steps[d] <= MOST_UNROLLED and choices.boolean()]
+    blocks = {d.name: choices.integer(1, steps[d]) for d in dims if d not in unrolled}
     buckets = {
-        d.name: [step for step in range(1, d.bound.evaluate(numbers) + 1) if choices.boolean(0.3)]
-        for d in graph.dims
-        if d.origin is d and choices.boolean()
+        d.name: [step for step in range(1, steps[d] + 1) if choices.boolean(min(0.3, BUCKETS / steps[d]))]
+        for d in steps
+        if choices.boolean()
     }
     named = dict.fromkeys(node.name for node in graph.nodes if node.name)
     host = ("*",) if choices.boolean() else tuple(name for name in named if choices.boolean())
     again = choices.boolean(0.4)
-    tiles = {
-        d.name: choices.integer(1, (d.bound.evaluate(numbers) + 1) // 2)
-        for d in graph.dims
-        if d.origin is d and choices.boolean(0.8)
-    }
+    tiles = {d.name: choices.integer(1, (steps[d] + 1) // 2) for d in steps if choices.boolean(0.8)}
     rolled, kernels = choices.boolean(0.4), choices.boolean(0.4)
     return Plan(blocks, buckets, tuple(d.name for d in unrolled), host, again, tiles, rolled, kernels)
 

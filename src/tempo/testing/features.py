@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tempo.testing.longer import LONG
 from tempo.testing.recipe import Recipe, depends
+from tempo.testing.stops import depends_on_gradients
 from tempo.testing.syntax import (
     Apply,
     Case,
@@ -30,7 +32,8 @@ from tempo.testing.terms import Condition, Span, Symbol, Term
 
 def features(recipe: Recipe) -> frozenset[str]:
     """Everything that a recipe uses, by name."""
-    found = {f"dims {len(recipe.dims)}", *(f"bound {d.bound}" for d in recipe.dims)}
+    found = {f"dims {len(recipe.dims)}"}
+    found |= {f"bound {'of many steps' if d.bound >= LONG else d.bound}" for d in recipe.dims}
     found.add("smooth" if recipe.smooth else "not smooth")
     types = recipe.types()
     for s in recipe.statements:
@@ -48,6 +51,8 @@ def features(recipe: Recipe) -> frozenset[str]:
         # What makes stops hard: values that the number of steps decides about, and Python while steps are made.
         kinds = {name.split()[0] for name in found}
         found |= {f"stop with {kind}" for kind in ("gradient", "random", "host") if kind in kinds}
+        if any(depends_on_gradients(recipe, s.when) for s in recipe.statements if isinstance(s, Stop)):
+            found.add("stop on a gradient")
     return frozenset(found)
 
 

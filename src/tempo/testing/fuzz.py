@@ -20,7 +20,7 @@ from tempo.runtime.executable import BACKENDS
 from tempo.testing.checks import CheckError, check
 from tempo.testing.choices import RandomChoices
 from tempo.testing.features import features
-from tempo.testing.programs import Recipe, random_recipe
+from tempo.testing.programs import LONGER, Recipe, random_recipe
 from tempo.testing.shrinking import shrink, without_gradients
 from tempo.testing.workers import Lost, calls
 
@@ -40,15 +40,17 @@ SHRINKING_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Task:
-    """A program, by number, and what it is compiled with (None: as ``check`` chooses)."""
+    """A program, by number, and what it is compiled with (None: as ``check`` chooses); ``longer``: with a dim of many
+    steps, if it may have one."""
 
     seed: int
     number: int
     backends: tuple[str, ...] | None = None
+    longer: bool = False
 
     @property
     def recipe(self) -> Recipe:
-        return recipe_of(self.seed, self.number)
+        return recipe_of(self.seed, self.number, self.longer)
 
     def check(self, recipe: Recipe) -> frozenset[str]:
         """What ``check`` gives for a recipe under the choices of this task."""
@@ -69,7 +71,8 @@ class Task:
 
     def __str__(self) -> str:
         backends = f" --backends {','.join(self.backends)}" if self.backends else ""
-        return f"--seed {self.seed} --only {self.number}{backends}"
+        longer = " --longer" if self.longer else ""
+        return f"--seed {self.seed} --only {self.number}{backends}{longer}"
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ class Outcome:
     failure: str = ""
 
 
-def recipe_of(seed: int, number: int) -> Recipe:
-    return random_recipe(f"{seed}:{number}")
+def recipe_of(seed: int, number: int, longer: bool = False) -> Recipe:
+    return random_recipe(f"{seed}:{number}", 1.0 if longer else LONGER)
 
 
 def run_one(task: Task) -> Outcome:
@@ -147,7 +150,7 @@ def outcomes(tasks: Sequence[Task], jobs: int, seconds: float) -> Iterator[tuple
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     numbers = range(options.count) if options.only is None else range(options.only, options.only + 1)
-    tasks = [Task(options.seed, number, options.backends) for number in numbers]
+    tasks = [Task(options.seed, number, options.backends, options.longer) for number in numbers]
     if options.only is not None:
         print(tasks[0].recipe)
     start = time.perf_counter()
@@ -188,6 +191,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at the same time; 0: in here")
     parser.add_argument("--only", type=int, metavar="K", help="run program K alone, and print it")
     parser.add_argument("--backends", type=backends, help="compile every program with all of these: numpy,jax")
+    parser.add_argument("--longer", action="store_true", help="with many steps of one dim wherever that is possible")
     parser.add_argument("--timeout", type=float, default=120.0, help="how many seconds one program may take")
     parser.add_argument("--most-failures", type=int, default=10, help="stop after so many failures")
     parser.add_argument("--no-shrink", action="store_true", help="print failing programs as they are")

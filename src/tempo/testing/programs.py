@@ -8,6 +8,7 @@ range and (inside a recurrence) to lie below what is being computed.
 from __future__ import annotations
 
 from tempo.testing.choices import Choices, RandomChoices
+from tempo.testing.longer import lengthened
 from tempo.testing.recipe import Dim, Recipe, build, data, without_unused
 from tempo.testing.repeats import Repeats
 from tempo.testing.stops import with_stop
@@ -16,15 +17,17 @@ __all__ = ["Recipe", "build", "data", "generate", "random_recipe"]
 
 # How many points a program may have: the oracle visits each.
 MOST_POINTS = 12
+# How many programs have a dim of many steps, which takes several times as long.
+LONGER = 0.03
 
 
-def random_recipe(seed: int | str) -> Recipe:
+def random_recipe(seed: int | str, longer: float = LONGER) -> Recipe:
     """The recipe of a seed."""
-    return generate(RandomChoices(seed))
+    return generate(RandomChoices(seed), longer)
 
 
-def generate(choices: Choices) -> Recipe:
-    """A random recipe."""
+def generate(choices: Choices, longer: float = LONGER) -> Recipe:
+    """A random recipe, with a dim of many steps about as often as ``longer`` says."""
     smooth = choices.boolean(0.4)
     dims: list[Dim] = []
     # Gradients may have a dim more for every dim.
@@ -32,13 +35,17 @@ def generate(choices: Choices) -> Recipe:
     for name in "tsb"[: choices.choice((1, 1, 2, 2, 2, 3))]:
         dims.append(Dim(name, choices.integer(1, min(5, left))))
         left //= dims[-1].bound
-    return _Generator(choices, tuple(dims), smooth).recipe()
+    stops = choices.boolean(0.2)
+    recipe = _Generator(choices, tuple(dims), smooth).recipe(stops)
+    if choices.boolean(longer):
+        recipe = lengthened(recipe, choices)
+    return with_stop(recipe, choices) if stops else recipe
 
 
 class _Generator(Repeats):
     """Draws whole programs."""
 
-    def recipe(self) -> Recipe:
+    def recipe(self, stops: bool) -> Recipe:
         for _ in range(self.choices.integer(1, 3)):
             self.draw_input()
         blocks = (
@@ -48,6 +55,9 @@ class _Generator(Repeats):
             + [self.draw_growing, self.draw_training, self.draw_host, self.draw_repeated, self.draw_repeated]
             + [self.draw_sequence, self.draw_growing, self.draw_table]
         )
+        if stops and self.choices.boolean():
+            # What stops is often a training, as soon as it is good enough.
+            self.draw_training()
         for _ in range(self.choices.integer(1, 3)):
             self.choices.choice(blocks)()
         count = 1 + self.choices.boolean(0.4) if self.smooth else int(self.choices.boolean(0.25))
@@ -57,5 +67,4 @@ class _Generator(Repeats):
             if self.smooth and self.choices.boolean(0.25):
                 self.draw_let()
         self.draw_outputs()
-        recipe = without_unused(Recipe(tuple(self.dims.values()), tuple(self.statements), self.smooth))
-        return with_stop(recipe, self.choices) if self.choices.boolean(0.2) else recipe
+        return without_unused(Recipe(tuple(self.dims.values()), tuple(self.statements), self.smooth))

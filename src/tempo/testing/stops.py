@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from tempo import dtypes
+from tempo.errors import DefinitionError
 from tempo.testing.choices import Choices
 from tempo.testing.meaning import Meaning, opaque
-from tempo.testing.recipe import Dim, Recipe, data, depends, places
+from tempo.testing.recipe import Dim, Recipe, build, data, depends, places
 from tempo.testing.syntax import (
     Apply,
     Case,
@@ -40,36 +41,74 @@ from tempo.testing.syntax import (
     parts,
     symbols,
 )
-from tempo.testing.terms import Comparison, Condition, Number, Point, Symbol
+from tempo.testing.terms import Comparison, Condition, Number, Point, Span, Symbol
 
 Array = np.ndarray[Any, Any]
+
+# What is well-formed for any number of steps up to this one, and for the last two, is for those between: the numbers in
+# indices are smaller.
+MOST_NUMBERS = 8
 
 
 def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     """The recipe with a stop condition for one of its dims, where it may have one."""
     dim = choices.choice([d for d in recipe.dims if d.bound > 1] or recipe.dims)
-    conditions: list[Expression] = [Holds(Comparison(">=", Symbol(dim.name), Number(choices.integer(0, dim.bound))))]
-    for name, type in recipe.types().items():
-        if (type.domain, type.shape) == ((dim.name,), ()) and not waits_for(recipe, name, dim):
-            here = Read(name, type.domain, (Point(Symbol(dim.name), "here"),))
-            conditions.append(here if type.dtype == "bool" else Apply(">", (here, Literal(0)), "bool"))
+    late = Holds(Comparison(">=", Symbol(dim.name), Number(choices.integer(0, dim.bound))))
+    conditions: list[Expression] = [late]
+    conditions += [
+        about(recipe, name, dim)
+        for name, type in recipe.types().items()
+        if dim.name in type.domain and not waits_for(recipe, name, dim)
+    ]
     extra: tuple[Statement, ...] = ()
-    condition = choices.choice(conditions)
+    trained = [c for c in conditions if depends_on_gradients(recipe, c)]
+    condition = choices.choice(trained if trained and choices.boolean(0.7) else conditions)
     if isinstance(condition, Holds) and choices.boolean():
         extra = (Input("done", Type((dim.name,), (), "bool"), choices.integer(0, 99)),)
         condition = Read("done", (dim.name,), (Point(Symbol(dim.name), "here"),))
+    if dim.bound > MOST_NUMBERS and not isinstance(condition, Holds):
+        # Of many steps more than a few are made.
+        condition = Apply("&", (late, condition), "bool")
     stopping = replace(recipe, statements=(*extra, *recipe.statements, Stop(dim.name, condition)))
-    whole = all(is_well_formed(with_bound(stopping, dim.name, n)) for n in range(1, dim.bound + 1))
-    return stopping if whole else recipe
+    numbers = {*range(1, min(dim.bound, MOST_NUMBERS) + 1), dim.bound - 1 or 1, dim.bound}
+    made = [with_bound(stopping, dim.name, n) for n in sorted(numbers)]
+    return stopping if all(is_well_formed(r) and has_gradients(r) for r in made) else recipe
+
+
+def about(recipe: Recipe, name: str, dim: Dim) -> Expression:
+    """A condition on a tensor at this step of a dim, at all steps of its others."""
+    type = recipe.types()[name]
+    limits = {d.name: Symbol(d.limit) for d in recipe.dims}
+    here = Point(Symbol(dim.name), "here")
+    found: Expression = Read(
+        name, type.domain, tuple(here if d == dim.name else Span(Number(0), limits[d], "all") for d in type.domain)
+    )
+    is_scalar = (type.domain, type.shape) == ((dim.name,), ())
+    if type.dtype == "bool":
+        return found if is_scalar else Apply("any", (found,), "bool")
+    # Numbers that cancel are above zero or not by rounding.
+    least = Literal(0.01 if recipe.smooth else 0)
+    return Apply(">", (found if is_scalar else Apply("sum", (found,), type.dtype), least), "bool")
+
+
+def depends_on_gradients(recipe: Recipe, expression: Expression) -> bool:
+    """Whether a gradient decides about the value of an expression."""
+    read = {p.name for p in parts(expression) if isinstance(p, Read)}
+    needed = read | depends(recipe.statements, read)
+    return any(needed & set(s.names) for s in recipe.statements if isinstance(s, Gradients))
 
 
 def waits_for(recipe: Recipe, name: str, dim: Dim) -> bool:
     """Whether a tensor may depend on the number of steps of a dim, or on anything at a later step."""
+    types = recipe.types()
     needed = {name} | depends(recipe.statements, [name])
     concerned = [s for s in recipe.statements if needed & set(defines(s))]
     found = [p for s in concerned for e in expressions(s) for p in parts(e)]
     return (
-        any(isinstance(s, Gradients) for s in concerned)
+        # What is held at the step of a loss does not look beyond it.
+        any(dim.name not in types[x].domain for s in concerned if isinstance(s, Gradients) for x in (s.loss, *s.wrt))
+        # The first step of the next round comes after the last of this one.
+        or any(dim.name in s.over[1:] for s in concerned if isinstance(s, State))
         or any(isinstance(p, Host) and dim.name in p.batch for p in found)
         or any(dim.limit in symbols(p) for p in found)
         or any(dim.limit in key_symbols(s.key) for s in concerned if isinstance(s, Case))
@@ -114,6 +153,20 @@ def is_well_formed(recipe: Recipe) -> bool:
             elif isinstance(s, Output):
                 meaning.output(s)
     except Exception:  # whatever goes wrong where something is not defined
+        return False
+    return True
+
+
+def has_gradients(recipe: Recipe) -> bool:
+    """Whether everything that gradients need is defined for these bounds, which only Tempo can say: they are also
+    computed of values that have no effect, and so of what no result reads."""
+    if not any(isinstance(s, Gradients) for s in recipe.statements):
+        return True
+    plain = replace(recipe, statements=tuple(s for s in recipe.statements if not isinstance(s, Stop)))
+    built = build(plain)
+    try:
+        built.program.check(built.bounds)
+    except DefinitionError:
         return False
     return True
 
