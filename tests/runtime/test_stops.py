@@ -305,6 +305,28 @@ def test_points_that_are_needed_for_some_numbers_of_steps_only(backend: str) -> 
         np.testing.assert_array_equal(run(x=given).z, prog.evaluate({T: 3, S: 1}, x=given).z)
 
 
+@backends
+def test_what_is_needed_of_two_dims_that_stop(backend: str) -> None:
+    """Behind the stop of t, sums are of fewer than no steps; by then it is not known yet where s stops, behind which
+    there is no largest value."""
+    with tp.Program("two stops") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.recurrent("x", domain=t)
+        x[0] = 1.0
+        x[t] = x[t - 1] / 2
+        to_come = x[t:T].sum()
+        y = prog.recurrent("y", domain=s)
+        y[0] = to_come[0:T].min()
+        y[s] = 2 * y[s - 1]
+        prog.output("to_come", to_come)
+        prog.output("largest", y[s:S].max())
+        prog.stop(t, when=x < 0.1)
+        prog.stop(s, when=y > 1)
+    found = same_as_oracle(prog, {T: 20, S: 20}, backend)
+    assert (found.to_come.size, found.largest.size) == (5, 6)
+
+
 def test_outputs_are_cut_to_the_points_that_there_are() -> None:
     prog, T = doubling()
     graph = prog.graph

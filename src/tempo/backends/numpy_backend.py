@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,11 +51,14 @@ class NumpyMachine:
         self.inputs = inputs
         self.calls: dict[Node, tuple[Array, ...]] = {}
         self.stores = {node: np.zeros(s.shape, node.dtype) for node, s in storage.stores.items()}
+        self.needed: set[tuple[Node, tuple[int, ...]]] = set()
+        self.needed_for: dict[Any, int] = {}
 
-    @cached_property
-    def needed(self) -> set[tuple[Node, tuple[int, ...]]]:
-        """Every value that some result really needs."""
-        return set(walk(self.graph, self.numbers))
+    def is_needed(self, node: Node, point: tuple[int, ...]) -> bool:
+        """Whether some result really needs a value, by the numbers of steps that are known so far."""
+        if self.needed_for != self.numbers:
+            self.needed, self.needed_for = set(walk(self.graph, self.numbers)), dict(self.numbers)
+        return (node, point) in self.needed
 
     def part(self, item: Part, at: At) -> Iterator[tuple[str, Record]]:
         for tree in item.trees:
@@ -151,7 +153,7 @@ class NumpyMachine:
                 value = self.fold(statement, here, at) if statement.folds else self.value(statement, node, here)
             except (IndexError, ValueError) as error:
                 # Points between those at which a node is needed are computed with them, from whatever is there.
-                if (node, point) not in self.needed:
+                if not self.is_needed(node, point):
                     continue
                 if isinstance(error, TempoError):
                     raise
