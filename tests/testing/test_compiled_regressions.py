@@ -421,3 +421,20 @@ def test_a_block_behind_the_steps_of_a_range(size: int, steps: int) -> None:
     inputs = {"x": np.linspace(-0.7, 0.9, steps)}
     found = prog.compile({T: steps}, plan=tp.Plan(blocks={t: size}))(**inputs)
     np.testing.assert_allclose(found.g, prog.evaluate({T: steps}, **inputs).g, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("size, tile", [(2, 1), (5, 4)])
+def test_a_block_after_a_shorter_one_that_was_not_in_tiles(size: int, tile: int, backend: str) -> None:
+    """The window is late by a block: the last block but one is a single step, at once, and the last is in tiles."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="float64")
+        y = tp.tanh(x)
+        prog.output("so_far", tp.max(y[0 : t + 1]))
+        prog.output("ahead", tp.max(y[t : tp.min(t + size, T)]))
+    bounds, inputs = {T: 4 * size - 1}, {"x": np.sin(np.arange(4 * size - 1))}
+    expected = prog.evaluate(bounds, **inputs)
+    found = prog.compile(bounds, backend, plan=tp.Plan(blocks={"t": size}, tiles={"t": tile}))(**inputs)
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array)

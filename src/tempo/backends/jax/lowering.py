@@ -443,7 +443,7 @@ class Lowering:
             # What loops hand on has the same size in all of their parts and iterations.
             fits = (*block.lengths, *store.value)
             return jx.fit(array, fits, self.padding(node.here())) if self.is_carried(node) else array
-        if held is None:
+        if held is None or not writing.has_room(store, held):
             # What is put into known zeros, XLA would make anew as a padded array, element by element.
             held = jx.lax.optimization_barrier(jnp.zeros(store.shape, node.dtype))
         array = jx.fit(array, (*block.lengths, *store.value), self.padding(node.here()))

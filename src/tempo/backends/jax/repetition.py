@@ -16,6 +16,7 @@ from tempo.backends.jax import apart, rows
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.reading import Value
 from tempo.backends.jax.state import UNSTORED, Computed, Fresh, Previous, State
+from tempo.backends.jax.writing import has_room
 from tempo.graph.node import Node, dims_of
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Loop, block_of, computes
@@ -68,8 +69,9 @@ class Repetition:
         for node in self.inside:  # what another piece of this loop has folded is not the latest any more
             state.pop(Fresh(node), None)
         for node in self.nodes:
-            if node not in state:
-                state[node] = apart.zeros(lowering.storage.stores[node])
+            store = lowering.storage.stores[node]
+            if node not in state or not (apart.unrolled(store) or has_room(store, state[node])):
+                state[node] = apart.zeros(store)
         for bound in self.bounds:
             state.setdefault(bound, jnp.int32(lowering.limits[bound]))
         steps = [[self.earlier(self.first, n + 1) for n in range(r.depth)] for r in self.remembered]

@@ -22,6 +22,14 @@ def stored_dims(store: Store) -> list[tuple[Dim, Steps | Window | Present | Apar
     return [(d, kept) for d, kept in store.dims.items() if not isinstance(kept, Latest)]
 
 
+def has_room(store: Store, held: Array) -> bool:
+    """Whether an array has the axes of a store, and room for its longest blocks: a part of a loop whose blocks are
+    shorter, or no blocks, leaves its own there."""
+    axes = stored_dims(store)
+    short = any(isinstance(kept, Present) and n < kept.size for n, (_, kept) in zip(held.shape, axes, strict=False))
+    return held.ndim == len(axes) + len(store.value) and not short
+
+
 def put(store: Store, held: Array, array: Array, block: Block) -> Array:
     """What a store's array becomes when that of a block is put into it."""
     starts: list[Any] = []
