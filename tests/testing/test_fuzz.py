@@ -138,7 +138,7 @@ WANTED = {
     **{f"host call{kind}": 5 for kind in ("", " for a batch", " in a recurrence")},
     **{f"stop with {kind}": 10 for kind in ("gradient", "random", "host")},
     "stop": 100,
-    "stop on a gradient": 10,
+    "stop on a gradient": 5,
     "bound of many steps": 25,
     "function top_k": 3,
     "function conv1d": 50,

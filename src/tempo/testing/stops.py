@@ -104,15 +104,24 @@ def waits_for(recipe: Recipe, name: str, dim: Dim) -> bool:
     needed = {name} | depends(recipe.statements, [name])
     concerned = [s for s in recipe.statements if needed & set(defines(s))]
     found = [p for s in concerned for e in expressions(s) for p in parts(e)]
+    gradients = [s for s in concerned if isinstance(s, Gradients)]
     return (
-        # What is held at the step of a loss does not look beyond it.
-        any(dim.name not in types[x].domain for s in concerned if isinstance(s, Gradients) for x in (s.loss, *s.wrt))
+        # What is held at the step of a loss does not look beyond it, unless other steps are all looked through for
+        # those that read this one.
+        any(dim.name not in types[x].domain for s in gradients for x in (s.loss, *s.wrt))
+        or (bool(gradients) and not all(is_so_far(p, dim) for p in found if isinstance(p, Read)))
         # The first step of the next round comes after the last of this one.
         or any(dim.name in s.over[1:] for s in concerned if isinstance(s, State))
         or any(isinstance(p, Host) and dim.name in p.batch for p in found)
         or any(dim.limit in symbols(p) for p in found)
         or any(dim.limit in key_symbols(s.key) for s in concerned if isinstance(s, Case))
     )
+
+
+def is_so_far(read: Read, dim: Dim) -> bool:
+    """Whether a read is of a step that is so far from this one, whichever that is; or of what has no steps of a dim."""
+    items = [item for d, item in zip(read.over, read.items, strict=True) if d == dim.name]
+    return all(isinstance(i, Point) and i.term.linear()[0] == {Symbol(dim.name): 1} for i in items)
 
 
 def key_symbols(key: Key) -> frozenset[str]:
