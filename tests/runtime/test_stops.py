@@ -428,3 +428,29 @@ def test_no_more_than_the_last_steps_are_kept(form: str, kept: dict[str, int], b
         for found in (run(**inputs), in_parts.result):
             for name, array in expected.outputs.items():
                 np.testing.assert_allclose(found[name], array, rtol=1e-5, err_msg=f"{name}, {halt}")
+
+
+@backends
+def test_a_search_that_starts_with_what_it_reads_and_is_traced_back(backend: str) -> None:
+    """What the first step reads is known before the loop: unrolled, it was refused from 50 steps on."""
+    with tp.Program("search") as prog:
+        t, T = prog.dim("t")
+        embedding, head = prog.input("embedding", (5, 4)), prog.input("head", (4, 5))
+        hidden = prog.recurrent("hidden", (3, 4), domain=t)
+        token = prog.recurrent("token", 3, domain=t, dtype=tp.int32)
+        token[0] = 1
+        hidden[0] = tp.tanh(embedding.take(token[0], axis=0))
+        token[t + 1] = tp.argmax(hidden @ head, axis=-1)
+        hidden[t] = tp.tanh(hidden[t - 1] + embedding.take(token, axis=0))
+        prog.stop(t, when=tp.all(token == 0))
+        best = prog.recurrent("best", domain=t, dtype=tp.int32)
+        best[T - 1] = tp.argmax(hidden[T - 1].space[:, 0])
+        best[t] = token[t + 1].take(best[t + 1] % 3)
+        prog.output("found", token.take(best % 3))
+    lengths = set()
+    for seed in (0, 3):
+        random = np.random.default_rng(seed)
+        arrays = {"embedding": random.normal(size=(5, 4)), "head": random.normal(size=(4, 5))}
+        lengths.add(len(same_as_oracle(prog, {T: 64}, backend, **arrays).found))
+    assert lengths == {2, 64}
+    assert not prog.compile({T: 64}, backend).schedule.tangled

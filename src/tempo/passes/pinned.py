@@ -55,8 +55,6 @@ def split_fixed_reads(graph: Graph) -> Graph:
     For each i, w at the first e comes before all of o, and at the others after it. But a circle of nodes has an order
     only if the row ``w[i, 0]`` is a node of its own. (Where there is an order anyway, this would cost it stores.)
     """
-    if graph.stops:
-        return graph
     # Of the rows themselves no further rows are taken, which could go on for ever.
     wanted = set(_fixed_reads(graph))
     for pin, node in sorted(wanted, key=lambda found: (found[1].number, str(found[0]))):
