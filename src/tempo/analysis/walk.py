@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tempo.graph.node import Graph, Node
@@ -14,12 +14,18 @@ from tempo.reference import Interpreter
 Value = tuple[Node, Point]
 
 
+class TooManyError(Exception):
+    """More values of some nodes are needed than were to be followed."""
+
+
 class _Walker(Interpreter):
     """The reference interpreter without values: its reads, its order, its errors."""
 
-    def __init__(self, graph: Graph, numbers: Mapping[Any, int]) -> None:
+    def __init__(self, graph: Graph, numbers: Mapping[Any, int], members: Collection[Node], most: int) -> None:
         super().__init__(graph.cases, {}, numbers, {})
         self.needs: dict[Value, list[Value]] = {}
+        self.members = members
+        self.left = most
 
     def reads(self, node: Node, point: Point, *args: Any, **keywords: Any) -> list[Value]:
         found = super().reads(node, point, *args, **keywords)
@@ -27,7 +33,10 @@ class _Walker(Interpreter):
         return found
 
     def compute(self, node: Node, point: Point) -> None:
-        return None
+        if node in self.members:
+            self.left -= 1
+            if self.left < 0:
+                raise TooManyError
 
 
 def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[Value]:
@@ -36,9 +45,12 @@ def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[Value]:
     return list(needs(graph, numbers))
 
 
-def needs(graph: Graph, numbers: Mapping[Any, int]) -> dict[Value, list[Value]]:
-    """The same values, each with those it needs."""
-    walker = _Walker(graph, numbers)
+def needs(
+    graph: Graph, numbers: Mapping[Any, int], members: Collection[Node] = (), most: int = 0
+) -> dict[Value, list[Value]]:
+    """The same values, each with those it needs. Raises ``TooManyError`` as soon as there are more than ``most`` of
+    the ``members``: a program may have millions of values, and takes minutes to follow."""
+    walker = _Walker(graph, numbers, members, most)
     for node in graph.nodes:
         if node.op is HOST:
             for point in itertools.product(*walker.box(node.attributes["sequence"])):

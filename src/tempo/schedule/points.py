@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from tempo.analysis.walk import needs
+from tempo.analysis.walk import TooManyError, needs
 from tempo.errors import CausalityError, DefinitionError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, HOST_RESULT
@@ -39,8 +39,8 @@ def point_order(
     orders: list[list[Value]] = []
     for made in choices:
         try:
-            walked = needs(graph, {**numbers, **dict(zip(limits, made, strict=True))})
-        except CausalityError:
+            walked = needs(graph, {**numbers, **dict(zip(limits, made, strict=True))}, members, most)
+        except (CausalityError, TooManyError):
             return None
         except DefinitionError:  # the program is wrong for this number of steps, and says so when it is made
             continue
