@@ -201,3 +201,20 @@ def test_the_corner_of_a_wavefront() -> None:
         D[i, j] = D[i - 1, j - 1] + 0.5 * D[i - 1, j] + 0.25 * D[i, j - 1]
         prog.output("corner", D[I - 1, J - 1])
     same(prog, {I: 4, J: 5}, prog.compile({I: 4, J: 5}))
+
+
+def test_a_clamped_step_before_is_handed_on() -> None:
+    """``h[max(t - 1, 0)]`` is the step before wherever a loop is that begins behind the first one. It was read in a
+    store, which XLA copied in every iteration."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x, X = prog.dim("x")
+        h = prog.recurrent("h", domain=(t, x))
+        h[0, x] = 0.0
+        h[t, x] = 0.5 * h[t - 1, tp.max(x - 1, 0)] + 1
+        prog.stop(t, when=tp.max(tp.abs(h - h[tp.max(t - 1, 0), x])[t, 0:X]) > 2)
+        prog.output("h", h[T - 1])
+    run = prog.compile({T: 9, X: 4})
+    same(prog, {T: 9, X: 4}, run)
+    (carried,) = [line for line in text(run).splitlines() if "stablehlo.while(" in line]
+    assert "tensor<4xf32>" in carried and "tensor<2x4xf32>" not in carried

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tempo.backends.jax import apart
 from tempo.graph.node import Edge, Node
@@ -16,6 +17,7 @@ from tempo.schedule.looptree import Compute, Loop, computes
 from tempo.schedule.peak import CHEAP, COSTLY
 from tempo.schedule.storage import Latest, Steps, Store, Window
 from tempo.symbolic import Dim, Expr, Slice
+from tempo.symbolic.intervals import interval
 
 # A loop hands on at most this many earlier values of a node.
 MOST_REGISTERS = 3
@@ -46,8 +48,8 @@ class Iterated:
         self.readers: dict[Node, list[Dependence]] = {}
         for d in schedule.dependences:
             self.readers.setdefault(d.producer, []).append(d)
-        self.latest: tuple[Loop, set[Node], set[Node]] | None = None
-        """A loop, and the nodes ``inside`` of it."""
+        self.latest: tuple[Loop, dict[Node, Compute], set[Node]] | None = None
+        """A loop, and what is ``inside`` of it."""
 
     def unrolled(self, tree: Loop, stores: Stores) -> int:
         """How many iterations are made one. A GPU spends about 9 us between iterations and less than 2 us on a further
@@ -82,13 +84,10 @@ class Iterated:
         directly, everywhere = self.inside(tree)
         found: list[int | None] = []
         for d in self.readers.get(node, ()):
-            distance = d.distance(tree.dim) if d.consumer in everywhere else None
-            if distance is None:  # nothing is read
+            if d.consumer not in everywhere or d.distance(tree.dim) is None:  # nothing is read
                 continue
-            low, high = distance
-            exactly = low is not None and low == high and 0 <= low * back <= MOST_REGISTERS and d.consumer in directly
-            exactly = exactly and self.is_read_at(d, tree.dim, low)
-            found.append(low * back if exactly and low is not None else None)
+            steps = self.looks_back(d, directly[d.consumer], tree.dim) if d.consumer in directly else None
+            found.append(steps * back if steps is not None and 0 <= steps * back <= MOST_REGISTERS else None)
         return found
 
     def is_written_late(self, node: Node, tree: Loop, back: int, stores: Stores) -> bool:
@@ -122,29 +121,47 @@ class Iterated:
             stored = depth > MOST_REGISTERS
         return Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
 
-    def is_read_at(self, d: Dependence, family: Dim, back: int | None) -> bool:
-        """Whether a read is, step for step of the loops around, at their own steps, or so many back of one of them."""
+    def looks_back(self, d: Dependence, statement: Compute, family: Dim) -> int | None:
+        """By how many steps of a loop a read looks back in a statement of its body, if that is one number and the read
+        is at the own steps of the other loops around."""
         if d.read.index is None:
-            return False
+            return None
         edge = Edge(d.producer, d.read.index)
         looped = [e for e in d.producer.domain if self.is_looped(d.producer, e)]
-        return all(self.is_own_step(edge, e, d.consumer, (back or 0) if e.origin is family else 0) for e in looped)
+        spans = self.spans(statement)
+        steps = {e.origin: self.steps_back(edge, e, d.consumer, spans) for e in looped}
+        return steps.get(family) if not any(steps[other] != 0 for other in steps if other is not family) else None
 
-    def is_own_step(self, edge: Edge, d: Dim, reader: Node, back: int = 0) -> bool:
-        """Whether an edge reads, of a dim, the step that the reader's loop is at, or so many steps before."""
+    def steps_back(self, edge: Edge, d: Dim, reader: Node, spans: Mapping[Any, tuple[int, int]]) -> int | None:
+        """How many steps of a dim before that at which the reader's loop is an edge reads, if that is the same wherever
+        the reader's dims are within some spans: ``x[max(t - 1, 0)]`` looks one step back from step 1 on."""
         item = edge.index[edge.node.domain.index(d)]
         own = next((e for e in reader.domain if e.origin is d.origin), None)
         if own is None or isinstance(item, Slice):
-            return False
+            return None
         # own_step of nothing is how far a node's steps are behind the loop's.
         theirs: Expr = item - self.schedule.own_step(edge.node, d, 0)
-        return bool(theirs + back == own - self.schedule.own_step(reader, own, 0))
+        back: Expr = own - self.schedule.own_step(reader, own, 0) - theirs
+        if back.is_constant:
+            return back.constant
+        low, high = interval(back, spans, self.schedule.numbers)
+        return low if low == high else None
 
-    def inside(self, tree: Loop) -> tuple[set[Node], set[Node]]:
-        """The nodes that a loop computes: in its body, and in loops within that as well."""
+    def spans(self, statement: Compute) -> dict[Any, tuple[int, int]]:
+        """The first and the last steps of its dims at which a node is computed by a statement."""
+        node, own_step = statement.node, self.schedule.own_step
+        found: dict[Any, tuple[int, int]] = {**self.schedule.open, **self.schedule.spans[node]}
+        for d in node.domain:
+            if d.origin in statement.within:
+                first, last = statement.within[d.origin]
+                found[d] = own_step(node, d, first), own_step(node, d, last)
+        return found
+
+    def inside(self, tree: Loop) -> tuple[dict[Node, Compute], set[Node]]:
+        """What a loop computes: the statements of its body by their nodes, and the nodes of loops within as well."""
         found = self.latest
         if found is None or found[0] is not tree:  # all nodes of a loop are asked about in a row
-            directly = {c.node for c in tree.body if isinstance(c, Compute)}
+            directly = {c.node: c for c in tree.body if isinstance(c, Compute)}
             self.latest = found = tree, directly, {c.node for c in computes(tree.body)}
         return found[1:]
 

@@ -316,10 +316,11 @@ class Lowering:
         """Whether an edge reads what was computed at the steps of a value."""
         for d in edge.node.domain:
             if d in value.at:
-                if not self.iterated.is_own_step(edge, d, block.node, value.back if d.origin is value.family else 0):
-                    return False
                 # The steps of a loop are told apart by the very objects that stand for them.
                 if block.loops.get(d.origin) is not value.at[d]:
+                    return False
+                back = value.back if d.origin is value.family else 0
+                if self.iterated.steps_back(edge, d, block.node, block.spans()) != back:
                     return False
         return True
 
