@@ -1,5 +1,6 @@
 """Loops of which several iterations are made one, as on a GPU: what they write together."""
 
+import re
 from typing import Any
 
 import jax
@@ -218,3 +219,26 @@ def test_a_clamped_step_before_is_handed_on() -> None:
     same(prog, {T: 9, X: 4}, run)
     (carried,) = [line for line in text(run).splitlines() if "stablehlo.while(" in line]
     assert "tensor<4xf32>" in carried and "tensor<2x4xf32>" not in carried
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_is_read_far_back_does_not_make_a_copy_of_its_store(backwards: bool) -> None:
+    """XLA copied all steps at every step, as one of them might be read after another one was written."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", (3,), domain=t)
+        h = prog.recurrent("h", (3,), domain=t)
+        if backwards:
+            h[t >= T - 12] = x
+            error = x - h[t + 12]
+        else:
+            h[t < 12] = x
+            error = x - h[t - 12]
+        h[t] = 0.3 * tp.tanh(error) + 0.5 * (x - error)
+        prog.output("h", h)
+        prog.output("error", error[0 : T - 12] if backwards else error[12:T])
+    run = prog.compile({T: 50})
+    same(prog, {T: 50}, run, x=np.linspace(-1, 1, 150).reshape(50, 3))
+    assert run._whole is not None
+    loops = run._whole.compiled.as_text().partition("ENTRY")[0]
+    assert not re.findall(r"f32\[\d\d,3\]\S* copy\(", loops)

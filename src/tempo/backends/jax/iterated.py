@@ -33,11 +33,19 @@ Stores = Mapping[Node, Store]
 @dataclass(frozen=True)
 class Registers:
     """The ``depth`` values of a node that a loop hands from iteration to iteration: beside its store, which XLA would
-    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it."""
+    copy where it is read at one step and written at another, or, if nothing is ``stored``, in place of it. What is read
+    from further back, ``far``, each iteration reads for the next one, after it has written: in the order of
+    an update in place (Holt-Winters, a season of 12 steps, with its gradient, on a CPU: 1.5 ms, not 12.9)."""
 
     node: Node
     depth: int
     stored: bool
+    far: tuple[int, ...] = ()
+
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """By how many iterations the values are back."""
+        return *range(1, self.depth + 1), *self.far
 
 
 class Iterated:
@@ -78,16 +86,16 @@ class Iterated:
         )
         return math.prod((*steps, *stores[node].value)) * node.dtype.itemsize
 
-    def distances(self, node: Node, tree: Loop, back: int) -> list[int | None]:
+    def distances(self, node: Node, tree: Loop, back: int, most: float = MOST_REGISTERS) -> list[int | None]:
         """By how many iterations reads within a loop look back for a node that is computed in it; None for those that
-        are not known to be at one of the last few."""
+        are not known to be at one of the last few, or at one step."""
         directly, everywhere = self.inside(tree)
         found: list[int | None] = []
         for d in self.readers.get(node, ()):
             if d.consumer not in everywhere or d.distance(tree.dim) is None:  # nothing is read
                 continue
             steps = self.looks_back(d, directly[d.consumer], tree.dim) if d.consumer in directly else None
-            found.append(steps * back if steps is not None and 0 <= steps * back <= MOST_REGISTERS else None)
+            found.append(steps * back if steps is not None and 0 <= steps * back <= most else None)
         return found
 
     def is_written_late(self, node: Node, tree: Loop, back: int, stores: Stores) -> bool:
@@ -98,8 +106,8 @@ class Iterated:
             return False
         return isinstance(store.dims[own], Steps) and None not in self.distances(node, tree, back)
 
-    def registers(self, node: Node, tree: Loop, back: int, stores: Stores) -> Registers | None:
-        """What a loop hands from iteration to iteration of a node, if anything."""
+    def registers(self, node: Node, tree: Loop, back: int, stores: Stores, far: bool) -> Registers | None:
+        """What a loop hands from iteration to iteration of a node, if anything; from ``far`` back as well."""
         directly, everywhere = self.inside(tree)
         own = next((d for d in node.domain if d.origin is tree.dim), None)
         if tree.block or node not in directly or own is None:
@@ -119,7 +127,11 @@ class Iterated:
         if isinstance(kept, Window) and not stored and (depth or kept.size == kept.final):
             depth = max(kept.size - 1, kept.final)
             stored = depth > MOST_REGISTERS
-        return Registers(node, min(depth, MOST_REGISTERS), stored) if depth else None
+        depth = min(depth, MOST_REGISTERS)
+        every = self.distances(node, tree, back, math.inf) if far and stored and not store.host else [None]
+        # A store that is read at other steps as well is copied all the same.
+        beyond = () if None in every else tuple(sorted({n for n in every if n is not None and n > depth}))
+        return Registers(node, depth, stored, beyond) if depth or beyond else None
 
     def looks_back(self, d: Dependence, statement: Compute, family: Dim) -> int | None:
         """By how many steps of a loop a read looks back in a statement of its body, if that is one number and the read

@@ -15,7 +15,7 @@ from jax import lax
 
 from tempo.backends.jax import apart, rows, writing
 from tempo.backends.jax.circles import Slots, Turned, circle
-from tempo.backends.jax.iterated import MOST_REGISTERS, Iterated
+from tempo.backends.jax.iterated import Iterated
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.padding import Padding
 from tempo.backends.jax.pointwise import Primitives
@@ -242,8 +242,7 @@ class Lowering:
         if edge.node not in self.storage.stores:  # needed nowhere: only slices of no length read it
             return Value(jnp.zeros(lengths, edge.dtype), ())
         store = self.storage.stores[edge.node]
-        for key in (Fresh(edge.node), *(Previous(edge.node, n + 1) for n in range(MOST_REGISTERS))):
-            fresh = state.get(key)
+        for fresh in (state.get(Fresh(edge.node)), *state.get(Previous(edge.node), ())):
             if fresh is None or not self.is_at(edge, block, fresh):
                 continue
             # Not from the store, of which XLA would then make a copy.

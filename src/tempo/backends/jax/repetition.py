@@ -47,7 +47,8 @@ class Repetition:
         self.inside = list(dict.fromkeys(c.node for c in computes(tree.body)))
         stores, iterated = lowering.storage.stores, lowering.iterated
         nodes = [node for node in self.inside if lowering.is_carried(node)]
-        found = (iterated.registers(node, tree, self.back, stores) for node in nodes)
+        # On a GPU, a read ahead of its time would be a kernel of its own.
+        found = (iterated.registers(node, tree, self.back, stores, not lowering.parallel) for node in nodes)
         self.remembered = [registers for registers in found if registers is not None]
         self.unstored = {r.node for r in self.remembered if not r.stored}
         # A CPU gains nothing from it.
@@ -74,7 +75,7 @@ class Repetition:
                 state[node] = apart.zeros(store)
         for bound in self.bounds:
             state.setdefault(bound, jnp.int32(lowering.limits[bound]))
-        steps = [[self.earlier(self.first, n + 1) for n in range(r.depth)] for r in self.remembered]
+        steps = [[self.earlier(self.first, n) for n in r.distances] for r in self.remembered]
         before = [
             [lowering.at_step(r.node, state, at) for at in several]
             for r, several in zip(self.remembered, steps, strict=True)
@@ -143,14 +144,17 @@ class Repetition:
             here = {**at, tree.dim: tree.at(self.first + self.stride * (k + n), at.get(tree.dim))}
             for registers, values in zip(self.remembered, before, strict=True):
                 steps = {d: here[d.origin] for d in registers.node.domain if d.origin in here}
-                for back_by, array in enumerate(values, 1):
-                    value = Computed(array, steps, tree.dim, back_by * self.back)
-                    inner[Previous(registers.node, back_by)] = value
+                inner[Previous(registers.node)] = [
+                    Computed(array, steps, tree.dim, n * self.back)
+                    for n, array in zip(registers.distances, values, strict=True)
+                ]
             for t in tree.body:
                 lowering.execute(t, inner, here)
+            following = self.first + self.stride * (k + n + 1)
             before = [
-                [inner[Fresh(registers.node)].array, *values][: registers.depth]
-                for registers, values in zip(self.remembered, before, strict=True)
+                [inner[Fresh(r.node)].array, *values][: r.depth]
+                + [lowering.at_step(r.node, inner, self.earlier(following, far)) for far in r.far]
+                for r, values in zip(self.remembered, before, strict=True)
             ]
             for node, values in written.items():
                 values.append(inner[Fresh(node)].array)

@@ -29,10 +29,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Previous:
-    """The key under which a state has what an iteration, ``back`` of them before, computed of a node."""
+    """The key under which a state has what earlier iterations computed of a node: a list of values."""
 
     node: Node
-    back: int
 
 
 @dataclass(frozen=True)
