@@ -421,3 +421,13 @@ def test_when_the_kernel_for_many_times_is_used(times: int, dtype: Any, finite: 
     length, seen = jnp.zeros((2, times), jnp.int32), jnp.ones((2, times, 600), jnp.int32)
     traced = jax.jit(jax.vmap(of_time)).trace(jnp.zeros((2, times, 1, 1, SIZE), dtype), *caches, length, seen)
     assert ("attention_of_many" in traced.lower(lowering_platforms=("cuda",)).as_text()) == used
+
+
+@pytest.mark.parametrize("instances", [(), (3,), (2, 3)])
+def test_attention_to_no_steps(instances: tuple[int, ...]) -> None:
+    """However many instances there are: their number cannot be told from arrays without elements."""
+    q, cache = jnp.ones((*instances, 2, 1, SIZE)), jnp.ones((*instances, 0, 2, SIZE))
+    run = functools.partial(attention, length=0, seen=None, layout=Layout(1.0, 0.0, False, False))
+    for _ in instances:
+        run = jax.vmap(run)
+    assert not run(q, cache, cache).any()

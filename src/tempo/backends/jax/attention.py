@@ -113,14 +113,15 @@ def _shared(layout: Layout) -> Any:
     @run.def_vmap
     def more(size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
         if any(batched[3:]):
-            result = run(*(x.reshape(-1, *x.shape[2:]) for x in _whole(size, batched, arrays)))
-            return result.reshape(size, -1, *result.shape[1:]), True
+            result = run(*(_flat(x, x.ndim - 2) for x in _whole(size, batched, arrays)))
+            return result.reshape(size, len(result) // size, *result.shape[1:]), True
         # More times at which the keys are the same.
         *own, keys, values = arrays
         whole = _whole(size, batched[:3], own)
-        inside = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]) for x in whole)
+        inside = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], size * x.shape[2], *x.shape[3:]) for x in whole)
         result = run(*inside, keys, values)
-        return jnp.moveaxis(result.reshape(len(result), size, -1, *result.shape[2:]), 1, 0), True
+        times = result.shape[1] // size
+        return jnp.moveaxis(result.reshape(len(result), size, times, *result.shape[2:]), 1, 0), True
 
     return run
 
@@ -141,8 +142,9 @@ def _whole(size: int, batched: list[bool], arrays: Sequence[Array]) -> list[Arra
 
 
 def _flat(array: Array, own: int) -> Array:
-    """An array with one axis before its ``own`` last ones."""
-    return array.reshape(-1, *array.shape[array.ndim - own :])
+    """An array with one axis before its ``own`` last ones, which may be of no steps."""
+    first = array.ndim - own
+    return array.reshape(math.prod(array.shape[:first]), *array.shape[first:])
 
 
 def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: Array, layout: Layout) -> Array:
