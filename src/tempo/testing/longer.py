@@ -12,7 +12,7 @@ import math
 from tempo.testing.choices import Choices
 from tempo.testing.recipe import Recipe
 from tempo.testing.stops import is_well_formed, with_bound
-from tempo.testing.syntax import Gradients
+from tempo.testing.syntax import Gradients, Host, expressions, parts
 
 # From how many steps on a dim is long, and how many it has at most; how many points a program may have.
 LONG = 12
@@ -30,6 +30,8 @@ def lengthened(recipe: Recipe, choices: Choices) -> Recipe:
     # Gradients may have a dim more for every dim, and those of gradients two.
     dims = 1 + sum(isinstance(s, Gradients) for s in recipe.statements)
     dim = choices.choice(recipe.dims)
+    if dim.bound == 1 and any(isinstance(p, Host) for s in recipe.statements for e in expressions(s) for p in parts(e)):
+        return recipe  # host calls go forwards, which a recurrence of one step need not
     others = math.prod(d.bound for d in recipe.dims if d is not dim)
     most = min(MOST_STEPS, MOST_POINTS // others) // dims
     longer = with_bound(recipe, dim.name, choices.integer(LONG, max(LONG, most)))
