@@ -152,8 +152,7 @@ def test_random_borders(corner: int, back: int, row: bool, column: bool, n: int,
     assert not unrolled(check(prog, {I: n, J: m}, x=inputs))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_a_row_that_others_read_before_the_rest_is_known(backend: str) -> None:
+def acting_then_updates() -> tp.Program:
     """Acting with the weights as they are, then several updates from all that was seen."""
     with tp.Program() as prog:
         i, I = prog.dim("i")
@@ -166,7 +165,13 @@ def test_a_row_that_others_read_before_the_rest_is_known(backend: str) -> None:
         o[i + 1, 0] = o[i, T]
         w.next = 0.5 * w + tp.sin(o[i, 0:T].sum())
         prog.output("w", w.final)
-    bounds = {I: 4, E: 3, T: 5}
+    return prog
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_row_that_others_read_before_the_rest_is_known(backend: str) -> None:
+    prog = acting_then_updates()
+    bounds = {"I": 4, "E": 3, "T": 5}
     run = prog.compile(bounds, backend)
     np.testing.assert_allclose(run().w, prog.evaluate(bounds).w, rtol=1e-5)
     heads = [line.strip() for line in show(run.schedule.trees).splitlines() if line.lstrip().startswith("for ")]
@@ -184,16 +189,6 @@ def test_a_circle_with_many_points_is_not_followed_to_its_end(monkeypatch: pytes
         return reads(self, *args, **keywords)
 
     monkeypatch.setattr(_Walker, "reads", counted)
-    with tp.Program() as prog:
-        i, I = prog.dim("i")
-        e, E = prog.dim("e")
-        t, T = prog.dim("t")
-        w = prog.state("w", 1.0, over=(i, e))
-        o = prog.recurrent("o", (), (i, t))
-        o[0, 0] = 1.0
-        o[i, t + 1] = tp.cos(o * w[i, 0])
-        o[i + 1, 0] = o[i, T]
-        w.next = 0.5 * w + tp.sin(o[i, 0:T].sum())
-        prog.output("w", w.final)
-    assert not prog.compile({I: 50, E: 20, T: 500}, "numpy").schedule.tangled
+    prog = acting_then_updates()
+    assert not prog.compile({"I": 50, "E": 20, "T": 500}, "numpy").schedule.tangled
     assert 0 < followed < 20_000
