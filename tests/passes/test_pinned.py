@@ -155,8 +155,8 @@ def test_random_borders(corner: int, back: int, row: bool, column: bool, n: int,
 def acting_then_updates() -> tp.Program:
     """Acting with the weights as they are, then several updates from all that was seen."""
     with tp.Program() as prog:
-        i, I = prog.dim("i")
-        e, E = prog.dim("e")
+        i, _ = prog.dim("i")
+        e, _ = prog.dim("e")
         t, T = prog.dim("t")
         w = prog.state("w", 1.0, over=(i, e))
         o = prog.recurrent("o", (), (i, t))
