@@ -245,7 +245,8 @@ def _whole(most: Expr) -> int | None:
 
 
 def _restricted(flow: Flow, dim: Dim, steps: int) -> Flow:
-    theirs = next(d for d in flow.producer.domain if d.origin is dim.origin)
+    theirs = _dim_of(flow.producer, dim)
+    assert theirs is not None, "what does not vary reaches no other step"
     return replace(flow, only=(*flow.only, (theirs, steps)))
 
 
