@@ -58,3 +58,22 @@ def test_nothing_is_compiled_where_stores_grow(emit: bool, compilations: list[fl
     jax.jit(lambda array: array + 1)(W)
     assert compilations  # which are noted
     np.testing.assert_allclose(found.x, prog.evaluate({T: sizes[-1]}, W=W).x, rtol=1e-5)
+
+
+def test_nothing_is_compiled_for_a_number_of_steps_that_is_new(compilations: list[float]) -> None:
+    """Outputs are cut where a dim has stopped: small ones by NumPy."""
+    with tp.Program("counting") as prog:
+        t, T = prog.dim("t")
+        limit = prog.input("limit")
+        x = prog.recurrent("x", shape=(43,), domain=t)
+        x[0] = 1.0
+        x[t] = x[t - 1] + 1
+        prog.stop(t, when=x.space[0] > limit)
+        prog.output("x", x)
+    run = prog.compile({T: 29})
+    run(limit=3.0)
+    compilations.clear()
+    for limit in (1.0, 5.0, 26.0, 100.0):
+        found = run(limit=limit).x
+        np.testing.assert_array_equal(found[:, 0], np.arange(1, min(limit + 1, 29) + 1))
+    assert not compilations

@@ -10,6 +10,7 @@ import pytest
 
 import tempo as tp
 from tempo import optim
+from tempo.backends.jax import whole
 from tempo.runtime.executable import Executable
 from tempo.schedule.looptree import show
 from tempo.schedule.results import cut
@@ -325,6 +326,12 @@ def test_what_is_needed_of_two_dims_that_stop(backend: str) -> None:
         prog.stop(s, when=y > 1)
     found = same_as_oracle(prog, {T: 20, S: 20}, backend)
     assert (found.to_come.size, found.largest.size) == (5, 6)
+
+
+def test_large_outputs_are_cut_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "MOST_FETCHED", 16)
+    prog, T = doubling()
+    assert same_as_oracle(prog, {T: 50}, "jax").x.shape == (7,)
 
 
 def test_outputs_are_cut_to_the_points_that_there_are() -> None:

@@ -25,6 +25,9 @@ Steps = Mapping[str, tuple[range, ...]]
 
 LEAST_SECONDS = 1.0
 """Programs that are compiled in less time have no record."""
+MOST_FETCHED = 2**26
+"""Bytes of an output that is fetched whole where a dim has stopped. To cut it on the device is an XLA program for every
+number of steps, which takes longer to compile than to fetch all that there may be."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,10 @@ def cut_all(
     """Outputs at the points that there are when dims have stopped, of those for all ``steps`` that there may be."""
     if not made:
         return dict(outputs)
+    fetched = {name: array for name, array in outputs.items() if array.nbytes <= MOST_FETCHED}
+    made, fetched = jax.device_get((dict(made), fetched))
     real = {**numbers, **{bound: int(made[bound.name]) for bound in numbers if bound.name in made}}
-    return {name: cut(source, real, name, steps[name], array) for name, array in outputs.items()}
+    return {name: cut(source, real, name, steps[name], array) for name, array in (dict(outputs) | fetched).items()}
 
 
 def kept(
