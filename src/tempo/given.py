@@ -132,8 +132,9 @@ class Inputs:
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Of those that were given before: what a shape is takes longer to find than to compare."""
 
-    def checked(self, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """The arrays of a run, in the shapes and dtypes that the program declares."""
+    def checked(self, given: Mapping[str, Any], seed: int, copy: bool = True) -> dict[str, Any]:
+        """The arrays of a run, in the shapes and dtypes that the program declares: copies, so that the user may write
+        to what was given, unless ``copy`` says that the run has ended by then."""
         check_seed(seed)
         graph = self.graph
         if not given.keys() <= graph.inputs.keys():
@@ -152,7 +153,7 @@ class Inputs:
             if name not in self.shapes:
                 self.shapes[name] = _input_shape(node, self.bounds)
             adopted = None if self.adopt is None else self.adopt(value)
-            arrays[name] = _check_input(node, self.bounds, self.shapes[name], value, adopted)
+            arrays[name] = _check_input(node, self.bounds, self.shapes[name], value, adopted, copy)
         return arrays
 
     def _unknown(self, name: str) -> InputError:
@@ -205,7 +206,9 @@ def _wanted(node: Node, bounds: Mapping[Any, int]) -> str:
     return f"shape {shape}, {node.dtype.name}"
 
 
-def _check_input(node: Node, bounds: Mapping[Any, int], expected: tuple[int, ...], value: Any, adopted: Any) -> Any:
+def _check_input(
+    node: Node, bounds: Mapping[Any, int], expected: tuple[int, ...], value: Any, adopted: Any, copy: bool = True
+) -> Any:
     if adopted is not None and adopted.dtype == node.dtype and adopted.shape == expected:
         return adopted
     array = _as_array(value if adopted is None else adopted)
@@ -219,7 +222,7 @@ def _check_input(node: Node, bounds: Mapping[Any, int], expected: tuple[int, ...
     elif (wrong := misfit(array, node.dtype)) is not None:
         problem = f"has the value {wrong}, which does not fit into {node.dtype.name}"
     else:
-        return array.astype(node.dtype)
+        return array.astype(node.dtype, copy=copy)
     name = node.attributes["input"]
     wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
     raise InputError(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tempo as tp
+from tempo.given import Inputs
 from tempo.runtime.executable import Executable
 
 BACKENDS = ["numpy", "jax"]
@@ -624,3 +625,27 @@ def test_the_numpy_backend_has_no_other_device() -> None:
     assert str(error.value) == (
         "the numpy backend runs on the CPU, not on 'gpu'\n  hint: leave device out, or use backend=\"jax\""
     )
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_what_was_given_may_be_written_to_afterwards(backend: str) -> None:
+    with tp.Program("same") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        prog.output("x", x)
+    given = np.arange(64, dtype=np.float32)
+    found = prog.compile({T: 64}, backend)(x=given)
+    given[:] = -1
+    assert found.x.tolist() == list(range(64))
+
+
+def test_inputs_are_copied_unless_they_are_read_no_longer_than_a_run_takes() -> None:
+    with tp.Program("given") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        prog.output("x", x)
+    inputs = Inputs(prog.graph, {T: 3})
+    given = {"x": np.arange(3, dtype=np.float32)}
+    assert inputs.checked(given, 0)["x"] is not given["x"]
+    assert inputs.checked(given, 0, copy=False)["x"] is given["x"]
+    assert inputs.checked({"x": [1, 2, 3]}, 0, copy=False)["x"].dtype == np.float32

@@ -192,7 +192,9 @@ class Executable(OneOfAKind):
             if outputs is not None:
                 self._over = True
                 return outputs
-        arrays = self._inputs.checked(inputs, self.seed if seed is None else seed)
+        # The outputs are waited for; but on a CPU they may be what was given, in the same memory.
+        copy = whole.place.device.platform == "cpu"
+        arrays = self._inputs.checked(inputs, self.seed if seed is None else seed, copy)
         self._latest, self._over = None, True  # stores of a run before this one make room
         return whole.run(arrays)
 
@@ -272,6 +274,9 @@ class Executable(OneOfAKind):
         emitted: dict[str, list[Record]] = {name: [] for name in self.source.emits}
         for name, record in records:
             emitted[name].append(record)
+        for array in outputs.values():
+            if hasattr(array, "copy_to_host_async"):  # all of them at the same time
+                array.copy_to_host_async()
         return Result({name: np.asarray(outputs[name]) for name in self.source.outputs}, emitted)
 
     def loop_tree(self, *names: str) -> str:
