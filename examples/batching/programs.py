@@ -230,32 +230,56 @@ def drnn_program(size, lanes=1024):
     return AsProgram(prog, given, results)
 
 
-# -- Berxit: layers are time ---------------------------------------------------------------------------------------
+# -- Berxit: lanes that are filled again ---------------------------------------------------------------------------
 
 
-def berxit_program(size, length=berxit.LENGTH):
-    """All instances stay until the last one is certain: what the others compute meanwhile is for nothing."""
+def berxit_program(size, length=berxit.LENGTH, lanes=16):
+    """A step is a layer of as many instances as there are lanes. Where one is certain, or has been through all layers,
+    the next one that waits takes its lane: nothing is computed for those that are done, but at the end."""
     with tp.Program("berxit") as prog:
         b, B = prog.dim("b")
-        l, L = prog.dim("l")
+        w, W = prog.dim("w")
+        s, _ = prog.dim("s")
         given_x = prog.input("x", (length, size), b)
         net = berxit.Berxit(size).declare(prog, init=False)
-        x = prog.recurrent("x_after", (length, size), (b, l))
-        x[b, -1] = given_x
-        x[b, l] = net.layer(x[b, l - 1])
+        x = prog.recurrent("x_after", (length, size), (w, s))
+        instance = prog.recurrent("instance", (), (w, s), dtype="int32")
+        depth = prog.recurrent("depth", (), (w, s), dtype="int32")
+        begun = prog.recurrent("begun", (), s, dtype="int32")
+        instance[w, 0], depth[w, 0], begun[0], x[w, -1] = w.value, 0, W, 0
+
+        new = given_x[0:B].take(tp.minimum(instance, B - 1))
+        x[w, s] = net.layer(tp.where(tp.equal(depth, 0), new, x[w, s - 1]))
         probabilities, certainty = net.exit(x)
-        was_certain = prog.recurrent("was_certain", (), (b, l), dtype="bool")
-        was_certain[b, -1] = False
-        was_certain[b, l] = was_certain[b, l - 1] | (certainty > berxit.CERTAIN)
-        prog.stop(l, when=tp.all(was_certain[0:B]))
-        depth = tp.minimum(tp.sum(~was_certain[b, 0:L]), L - 1)
-        prog.output("probabilities", probabilities[b, 0:L].take(depth))
+        is_last = (certainty > berxit.CERTAIN) | tp.equal(depth, berxit.LAYERS - 1)
+        leaves = (instance < B) & is_last
+        # The first lane that is free takes the first instance that waits, and so on.
+        place = tp.cumsum(leaves[0:W].astype("int32")).space[w]
+        instance[w, s + 1] = following = tp.where(leaves, begun + place - 1, instance)
+        depth[w, s + 1] = tp.where(leaves, 0, depth + 1)
+        begun[s + 1] = begun + tp.sum(leaves[0:W].astype("int32"))
+        prog.stop(s, when=tp.all(following[0:W] >= B))
+        prog.output("probabilities", probabilities)
         prog.output("depth", depth + 1)
+        prog.output("left", tp.where(leaves, instance, -1))
+
+    # Memory that stays: new memory is mapped page by page, which takes as long as to copy into it.
+    stacked = np.empty((0, length, size), np.float32)
 
     def given(instances):
-        return {"B": len(instances), "L": berxit.LAYERS}, {"x": np.stack(instances)}
+        nonlocal stacked
+        count = len(instances)
+        width = min(lanes, count)
+        if len(stacked) != count:
+            stacked = np.empty((count, length, size), np.float32)
+        np.stack(instances, out=stacked)
+        return {"B": count, "W": width, "S": -(-count // width) * berxit.LAYERS}, {"x": stacked}
 
-    return AsProgram(prog, given, lambda found, _: list(zip(found.probabilities, found.depth.tolist(), strict=True)))
+    def results(found, instances):
+        places = {found.left[place]: place for place in zip(*np.nonzero(found.left >= 0), strict=True)}
+        return [(found.probabilities[places[n]], int(found.depth[places[n]])) for n in range(len(instances))]
+
+    return AsProgram(prog, given, results)
 
 
 MODELS = {
