@@ -207,3 +207,29 @@ def test_products_of_few_rows(rows: int, width: int) -> None:
     for n, found in enumerate(np.moveaxis(np.asarray(run(**inputs).h, np.float64), 1, 0)):
         np.testing.assert_allclose(found, step, atol=0.03 * (n + 1))
         step = np.tanh(np.tanh(step @ inputs["up"].T) @ inputs["down"].T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows, width", [(1024, 1024), (1000, 1999), (4096, 768)])
+def test_products_of_large_matrices(rows: int, width: int) -> None:
+    """A layer and its gradient in single precision: our own kernel, and no less exact than without matrix units."""
+    with tp.Program("layer") as prog:
+        b, B = prog.dim("b")
+        x = prog.input("x", shape=(1000,), domain=b)
+        w = prog.input("w", shape=(width, 1000))
+        y = tp.einsum("i,oi->o", x, w)
+        prog.output("y", y)
+        prog.output("gradient", tp.grad(tp.sum(tp.square(y)), w))
+    random = np.random.default_rng(0)
+    x_, w_ = (random.normal(size=shape).astype(np.float32) for shape in ((rows, 1000), (width, 1000)))
+    # Numbers beside which the others have too few bits, and of which nothing is left.
+    x_[rows // 2, 5], w_[:, 5] = 1e20, 0
+    run = prog.compile({B: rows}, device="gpu")
+    assert "halves" in run._whole.compiled.as_text()
+    found = run(x=x_, w=w_)
+    exact = x_.astype(np.float64) @ w_.T
+    scale = np.abs(x_.astype(np.float64)) @ np.abs(w_.T)
+    assert np.max(np.abs(found.y - exact) / scale) < 2**-22
+    columns = np.arange(1000) != 5
+    gradient, sizes = 2 * exact.T @ x_[:, columns], 2 * np.abs(exact).T @ np.abs(x_[:, columns])
+    assert np.max(np.abs(found.gradient[:, columns] - gradient) / sizes) < 2**-20

@@ -27,7 +27,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from tempo.backends.jax import pallas
-from tempo.backends.jax.replaced import use_kernels
+from tempo.backends.jax.replaced import is_exact, use_kernels
 
 # A product is tall if one side is at least this long, and no other longer than that.
 TALL = 2**14
@@ -137,16 +137,14 @@ def use_matrix_units(module: Any) -> None:
     with module.context:
         way = ir.Attribute.parse(THREE_PRODUCTS)
         precision = ir.Attribute.parse("[#stablehlo<precision DEFAULT>, #stablehlo<precision DEFAULT>]")
-        exact = ir.Attribute.parse("[#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]")
 
         def visit(found: Any) -> Any:
             operation = found.operation
-            notes = operation.attributes
-            if operation.name == "stablehlo.dot_general" and "precision_config" in notes:
+            if operation.name == "stablehlo.dot_general" and is_exact(operation):
                 sides = _sides(operation)
-                if notes["precision_config"] == exact and sides is not None and is_for_matrix_units(sides):
-                    notes["algorithm"] = way
-                    notes["precision_config"] = precision
+                if sides is not None and is_for_matrix_units(sides):
+                    operation.attributes["algorithm"] = way
+                    operation.attributes["precision_config"] = precision
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
