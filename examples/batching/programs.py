@@ -263,17 +263,10 @@ def berxit_program(size, length=berxit.LENGTH, lanes=16):
         prog.output("depth", depth + 1)
         prog.output("left", tp.where(leaves, instance, -1))
 
-    # Memory that stays: new memory is mapped page by page, which takes as long as to copy into it.
-    stacked = np.empty((0, length, size), np.float32)
-
     def given(instances):
-        nonlocal stacked
         count = len(instances)
         width = min(lanes, count)
-        if len(stacked) != count:
-            stacked = np.empty((count, length, size), np.float32)
-        np.stack(instances, out=stacked)
-        return {"B": count, "W": width, "S": -(-count // width) * berxit.LAYERS}, {"x": stacked}
+        return {"B": count, "W": width, "S": -(-count // width) * berxit.LAYERS}, {"x": instances}
 
     def results(found, instances):
         places = {found.left[place]: place for place in zip(*np.nonzero(found.left >= 0), strict=True)}

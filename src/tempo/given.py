@@ -222,7 +222,7 @@ def _check_input(
     elif (wrong := misfit(array, node.dtype)) is not None:
         problem = f"has the value {wrong}, which does not fit into {node.dtype.name}"
     else:
-        return array.astype(node.dtype, copy=copy)
+        return array.astype(node.dtype, copy=copy and not isinstance(value, list | tuple))
     name = node.attributes["input"]
     wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
     raise InputError(

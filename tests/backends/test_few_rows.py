@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tempo.backends.jax import replaced
 from tempo.backends.jax.compiling import prepared
 from tempo.backends.jax.few_rows import Shares, product, shares_of
-from tempo.backends.jax.replaced import Form
+from tempo.backends.jax.replaced import FewRows, Side
 from tests.backends.test_compiling import CPU, CUDA, VOLTA
 
 AMPERE = SimpleNamespace(platform="gpu", client=CUDA.client, compute_capability="8.0")
@@ -122,16 +120,16 @@ def test_a_program_has_each_form_once() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(Form("few_rows", ((3, 256), (70, 256)), ((1,), (1,)), 1, "bf16"), id="rows first"),
-        pytest.param(Form("few_rows", ((70, 256), (3, 256)), ((1,), (1,)), 0, "bf16"), id="matrix first"),
-        pytest.param(Form("few_rows", ((2, 256, 3), (70, 256)), ((1,), (1,)), 1, "bf16"), id="rows that lie apart"),
-        pytest.param(Form("few_rows", ((4, 3, 64, 2), (6, 7, 2, 64)), ((3, 2), (2, 3)), 1, "bf16"), id="several axes"),
+        pytest.param(FewRows((Side((3, 256), (1,)), Side((70, 256), (1,))), 1, "bf16"), id="rows first"),
+        pytest.param(FewRows((Side((70, 256), (1,)), Side((3, 256), (1,))), 0, "bf16"), id="matrix first"),
+        pytest.param(FewRows((Side((2, 256, 3), (1,)), Side((70, 256), (1,))), 1, "bf16"), id="rows that lie apart"),
+        pytest.param(FewRows((Side((4, 3, 64, 2), (3, 2)), Side((6, 7, 2, 64), (2, 3))), 1, "bf16"), id="several axes"),
     ],
 )
-def test_a_form_is_what_dot_general_makes(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(replaced.PRODUCTS, "few_rows", partial(product, interpret=True))
+def test_a_form_is_what_dot_general_makes(form: FewRows) -> None:
     random = np.random.default_rng(0)
-    left, right = (jnp.asarray(random.normal(size=shape), jnp.bfloat16) for shape in form.shapes)
-    found, expected = form(left, right), lax.dot_general(left, right, (form.summed, ((), ())))
+    left, right = (jnp.asarray(random.normal(size=side.shape), jnp.bfloat16) for side in form.sides)
+    axes = form.sides[0].axes, form.sides[1].axes
+    found, expected = form(left, right, interpret=True), lax.dot_general(left, right, (axes, ((), ())))
     assert found.shape == expected.shape and found.dtype == expected.dtype
     np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.01, atol=1e-3)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.mlir import ir
 
 from tempo.backends.jax import replaced
 from tempo.backends.jax.halves import halves_of, product, width_of
-from tempo.backends.jax.replaced import Form
+from tempo.backends.jax.replaced import Halved, HalvesOf, Side
 from tests.backends.test_compiling import CPU, VOLTA
 from tests.backends.test_few_rows import AMPERE, text
 
@@ -53,9 +55,9 @@ def test_a_number_is_the_sum_of_two() -> None:
     rows = np.array([[1.0, 3.0, -(1 + 2**-11), 0.0], [2.0**50, 1.5 * 2.0**50, 2.0**19, -(2.0**30)]], np.float32)
     halves = halves_of(jnp.asarray(rows))
     np.testing.assert_array_equal(halves.powers, [2.0 ** (1 - 14), 2.0 ** (50 - 14)])
-    np.testing.assert_array_equal(halves.high[0], [2.0**13, 3 * 2.0**13, -(2.0**13), 0])
-    np.testing.assert_array_equal(halves.low[0], [0, 0, -(2.0**2) * 2**11, 0])
-    high, low = (np.asarray(part, np.float64) for part in (halves.high, halves.low))
+    high, low = (np.asarray(part, np.float64)[:, :4] for part in (halves.high, halves.low))
+    np.testing.assert_array_equal(high[0], [2.0**13, 3 * 2.0**13, -(2.0**13), 0])
+    np.testing.assert_array_equal(low[0], [0, 0, -(2.0**2) * 2**11, 0])
     np.testing.assert_array_equal((high + low / 2**11) * np.asarray(halves.powers)[:, None], rows)
     np.testing.assert_array_equal(halves.is_wide, [0, 0])
 
@@ -105,6 +107,7 @@ def test_tiles_are_narrow_where_multiprocessors_would_have_nothing_to_do() -> No
         pytest.param("bi,io->bo", ((2048, 768), (768, 768)), id="rows with columns"),
         pytest.param("bi,bo->io", ((4096, 768), (4096, 768)), id="a weight's gradient"),
         pytest.param("bti,oi->bto", ((16, 128, 768), (768, 768)), id="two axes of rows"),
+        pytest.param("bi,oi->bo", ((2**15, 768), (768, 768)), id="so many rows that the library makes what is left"),
     ],
 )
 def test_it_makes_products_of_large_matrices(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -133,18 +136,83 @@ def test_xla_makes_all_others(subscripts: str, shapes: tuple[tuple[int, ...], ..
 
 
 @pytest.mark.parametrize(
-    "shapes, summed",
+    "sides",
     [
-        pytest.param(((70, 64), (30, 64)), ((1,), (1,)), id="rows with rows"),
-        pytest.param(((64, 70), (64, 30)), ((0,), (0,)), id="columns with columns"),
-        pytest.param(((5, 8, 7, 4), (4, 6, 8, 3)), ((3, 1), (0, 2)), id="several axes"),
+        pytest.param((Side((70, 64), (1,)), Side((30, 64), (1,))), id="rows with rows"),
+        pytest.param((Side((64, 70), (0,)), Side((64, 30), (0,))), id="columns with columns"),
+        pytest.param((Side((5, 8, 7, 4), (3, 1)), Side((4, 6, 8, 3), (0, 2))), id="several axes"),
     ],
 )
-def test_a_form_is_what_dot_general_makes(shapes: Any, summed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(replaced.PRODUCTS, "halves", partial(product, interpret=True))
+def test_a_form_is_what_dot_general_makes(sides: tuple[Side, Side]) -> None:
     random = np.random.default_rng(0)
-    left, right = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
-    found = Form("halves", shapes, summed, 1, "f32")(left, right)
-    expected = lax.dot_general(left, right, (summed, ((), ())), precision=lax.Precision.HIGHEST)
+    arrays = [jnp.asarray(random.normal(size=side.shape), jnp.float32) for side in sides]
+    parts = [part for side, array in zip(sides, arrays, strict=True) for part in HalvesOf(side)(array)]
+    found = Halved(sides)(*parts, interpret=True)
+    axes = sides[0].axes, sides[1].axes
+    expected = lax.dot_general(*arrays, (axes, ((), ())), precision=lax.Precision.HIGHEST)
     assert found.shape == expected.shape and found.dtype == expected.dtype
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def in_loops(x: jax.Array, fixed: jax.Array, changing: jax.Array) -> jax.Array:
+    """Two products in a loop inside of another: of a matrix that stays, and of one that the outer loop changes."""
+
+    def inner(_: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+        x = jnp.tanh(jnp.einsum("bi,oi->bo", x, fixed, precision="highest"))
+        return jnp.tanh(jnp.einsum("bi,oi->bo", x, matrix, precision="highest"))
+
+    def outer(_: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, matrix = carry
+        return lax.fori_loop(0, 5, partial(inner, matrix=matrix), x), matrix + 1
+
+    return lax.fori_loop(0, 3, outer, (x, changing))[0]
+
+
+def places(program: str) -> list[int]:
+    """How far every call of what makes halves is indented."""
+    lines = [line for line in program.splitlines() if "call @tempo_halves_of_0_main" in line]
+    return sorted(len(line) - len(line.lstrip()) for line in lines)
+
+
+def test_what_stays_the_same_in_a_loop_is_halved_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixed matrix before both loops, the other one before the inner one, the rows of both products inside."""
+    shapes = (1024, 1024), (1024, 1024), (1024, 1024)
+    found = text(in_loops, *shapes, dtype=jnp.float32)
+    assert found.count(KERNEL) == 1
+    before, between, *inside = places(found)
+    assert before < between < inside[0] == inside[1] and len(inside) == 2
+    # Where there is no memory for halves that stay, all are made inside.
+    monkeypatch.setattr(replaced, "MOST_KEPT", 2**20 - 1)
+    assert places(text(in_loops, *shapes, dtype=jnp.float32)) == [inside[0]] * 4
+
+
+def test_loops_give_the_same_with_halves_made_before_them() -> None:
+    """What is put into a program refers to values outside of its loops, which XLA makes arguments of them: tried with
+    sums in place of halves, since a CPU has no such kernels."""
+    lowered = jax.jit(in_loops).lower(*(jax.ShapeDtypeStruct((4, 4), jnp.float32) for _ in range(3)))
+    module = lowered.compiler_ir("stablehlo")
+    products = []
+
+    def visit(one: Any) -> Any:
+        if one.operation.name == "stablehlo.dot_general":
+            products.append(one.operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    with module.context, ir.Location.unknown():
+        for product_ in products:
+            replaced._inline(module, product_)
+            value, place = replaced._before_loops(product_.operands[1], product_)
+            before = ir.InsertionPoint(place)
+            product_.operands[1] = ir.Operation.create(
+                "stablehlo.add", [value.type], [value, value], ip=before
+            ).results[0]
+    random = np.random.default_rng(0)
+    x, fixed, changing = (jnp.asarray(random.normal(size=(4, 4)) / 4, jnp.float32) for _ in range(3))
+    found = lowered.compile()(x, fixed, changing)
+    expected = x
+    for n in range(3):
+        for _ in range(5):
+            expected = jnp.tanh(expected @ (2 * fixed).T)
+            expected = jnp.tanh(expected @ (2 * (changing + n)).T)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -103,6 +103,32 @@ def test_what_is_stacked_does_not_change_when_more_is(sent: list[int]) -> None:
     assert sent == [8, 8]
 
 
+def test_inputs_that_are_lists(sent: list[int]) -> None:
+    """Of arrays of one shape and type: stacked by threads. Anything else is what NumPy makes of it."""
+    with tp.Program("listed") as prog:
+        b, B = prog.dim("b")
+        x = prog.input("x", 4, b)
+        prog.output("y", 2 * x)
+    run = prog.compile({B: 9})
+    rows = [np.full(4, n, np.float32) for n in range(9)]
+    np.testing.assert_array_equal(run(x=rows).y, [2 * row for row in rows])
+    np.testing.assert_array_equal(run(x=tuple(rows)).y, [2 * row for row in rows])
+    assert sent == [8, 8]
+    for others in (
+        [row.astype(np.float64) for row in rows],
+        [*rows[:8], rows[8].astype(np.int32)],
+        [*rows[:8], [8, 8, 8, 8]],
+        [row.tolist() for row in rows],
+    ):
+        np.testing.assert_array_equal(run(x=others).y, [2 * row for row in rows])
+    with pytest.raises(tp.TempoError, match=r"input 'x' has shape \(10, 4\), expected \(9, 4\)"):
+        run(x=[*rows, rows[0]])
+    with pytest.raises(tp.TempoError, match="input 'x'"):
+        run(x=[*rows[:8], np.zeros(3, np.float32)])
+    with pytest.raises(tp.TempoError, match="input 'x'"):
+        run(x=[])
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     """Twice, with other numbers: what was sent is what was given."""

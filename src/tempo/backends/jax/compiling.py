@@ -7,7 +7,8 @@ what is done once, before a loop.
 
 A GPU's matrix units know numbers of fewer bits than single precision has. But such a number is the sum of two that they
 know, and three of the four products of these parts are as exact as the library's products without matrix units. A
-Triton kernel makes them of what it has read once; where a GPU has time for that, it is faster.
+Triton kernel makes them of what it has read once; where a GPU has time for that, it is faster. (Large products are a
+kernel of our own, of halves that are made before: ``halves.py``.)
 
 A loop whose number of turns is known is started at once, for as long as it goes. Otherwise a GPU's host fetches after
 each turn whether there is another one, while the GPU waits, for 20 us or more; as a CUDA graph, the loop finds out by
@@ -73,10 +74,11 @@ def prepared(lowered: Any, device: Any, once: bool = False) -> dict[str, Any] | 
     """The options for something lowered for a device, in which it is noted what matrix units and our own kernels are
     used for."""
     found = ONCE if once and is_quick(lowered, device) else options(lowered, device)
-    if found is None and has_matrix_units(device):
+    if found is not ONCE and has_matrix_units(device):
         if pallas.IS_THERE and float(device.compute_capability) >= LEAST_FOR_KERNELS:
             use_kernels(lowered.compiler_ir("stablehlo"))
-        use_matrix_units(lowered.compiler_ir("stablehlo"))
+        if found is not LIBRARY_ONLY:
+            use_matrix_units(lowered.compiler_ir("stablehlo"))
     if has_graphs(device) and waits(lowered.compiler_ir("stablehlo")):
         found = {**(found or {}), **GRAPHS}
     return found

@@ -63,7 +63,8 @@ GROUP = 8
 
 
 class Halves(NamedTuple):
-    """Rows of numbers, each the product of a power of two and the sum of two numbers of half precision."""
+    """Rows of numbers, each the product of a power of two and the sum of two numbers of half precision. Zeros behind
+    them make their number a multiple of ``SUMMED``."""
 
     whole: Array
     high: Array
@@ -76,6 +77,7 @@ class Halves(NamedTuple):
 
 
 def halves_of(rows: Array) -> Halves:
+    rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % SUMMED)))
     sizes = jnp.abs(rows)
     top = jnp.max(sizes, 1, keepdims=True)
     exponent = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - BIAS
@@ -101,10 +103,14 @@ def _power(exponent: Array) -> Array:
 
 def product(x: Array, matrix: Array, interpret: bool = False) -> Array:
     """``x @ matrix.T`` for x (rows, summed) and a matrix (columns, summed)."""
-    rows, columns = len(x), len(matrix)
+    return product_of(halves_of(x), halves_of(matrix), interpret)
+
+
+def product_of(x: Halves, matrix: Halves, interpret: bool = False) -> Array:
+    """The same of what they are made of."""
+    rows, columns = len(x.whole), len(matrix.whole)
     width = width_of(rows, columns)
-    short = -x.shape[1] % SUMMED
-    arrays = [part for one in (x, matrix) for part in halves_of(jnp.pad(one, ((0, 0), (0, short))))]
+    arrays = (*x, *matrix)
     return pl.pallas_call(
         functools.partial(_tile, width=width.columns, interpret=interpret),
         out_shape=outline((rows, columns), jnp.float32),

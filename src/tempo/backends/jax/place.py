@@ -62,9 +62,12 @@ class Place:
         return transfer.put(array, self.device)
 
     def adopt(self, value: Any) -> Array | None:
-        """The array of another library, or of JAX, without a detour over NumPy; None for anything else."""
+        """The array of another library, or of JAX, without a detour over NumPy; many of NumPy's, as one on the device,
+        if that is faster than to stack them first. None for anything else."""
         if isinstance(value, jax.Array):
             return value
+        if isinstance(value, list | tuple):
+            return None if self.offloaded else transfer.put_listed(value, self.device)
         if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
             return None
         with jax.enable_x64(True):  # nothing may lose bits before its dtype is checked

@@ -1,15 +1,16 @@
-"""Products in a StableHLO program that a kernel of ours makes in place of XLA's.
+"""Products in a StableHLO program that kernels of ours make in place of XLA's.
 
 Which form a product has is known when all of a program is lowered: where it is written down, a row is the value at one
 point, and how many there are is the plan's to say. So it is here that products of a few rows with a large matrix, and
-those of large matrices in single precision, are found, wherever they come from, and the call of a function takes their
+those of large matrices in single precision, are found, wherever they come from, and calls of functions take their
 place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -35,50 +36,116 @@ LEAST_SIDE, LEAST_SUM = 513, 256
 the time goes to writing them."""
 LEAST_WORK = 2**29
 """With fewer multiply-adds, to bring the numbers into two halves takes as long as is gained."""
+MOST_KEPT = 2**28
+"""So many numbers, at most, are brought into halves before a loop that they stay the same in: the halves take as much
+memory again."""
 
 EXACT = "[#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]"
-DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
-PRODUCTS: dict[str, Callable[[Array, Array], Array]] = {"few_rows": few_rows.product, "halves": halves.product}
-"""Our kernels: ``x @ matrix.T`` of x and a matrix."""
+HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
-@dataclass(frozen=True)
-class Form:
-    """A product as ``lax.dot_general`` makes it, of x with a matrix, or of a matrix with x."""
+class Function(ABC):
+    """A function of arrays that is put into programs."""
 
-    kernel: str
-    shapes: tuple[Shape, Shape]
-    summed: tuple[Shape, Shape]
-    """The axes of each that are summed over."""
-    matrix: int
-    """Which of both is the matrix."""
-    dtype: str
+    name: str
 
-    def __call__(self, *arrays: Array) -> Array:
-        (x, rows), (matrix, columns) = (self._flat(arrays[n], n) for n in (1 - self.matrix, self.matrix))
-        found = PRODUCTS[self.kernel](x, matrix)
-        return found.reshape(*rows, *columns) if self.matrix else found.T.reshape(*columns, *rows)
+    @property
+    @abstractmethod
+    def outlines(self) -> list[Any]:
+        """Of its arguments."""
 
-    def _flat(self, array: Array, side: int) -> tuple[Array, Shape]:
-        """An operand as a matrix whose rows are summed over, and its other axes."""
-        axes = self.summed[side]
-        array = jnp.moveaxis(array, axes, range(-len(axes), 0))
-        own = array.shape[: array.ndim - len(axes)]
-        return array.reshape(math.prod(own), -1), own
+    @abstractmethod
+    def __call__(self, *arrays: Array) -> Any: ...
 
     def program(self, context: Any) -> Any:
         """It alone, as a StableHLO program for a GPU."""
-        arrays = [outline(shape, DTYPES[self.dtype]) for shape in self.shapes]
         with jax.enable_x64(False):
-            lowered = jax.jit(self.__call__).trace(*arrays).lower(lowering_platforms=("cuda",))
+            # A function of its own, of which JAX keeps nothing.
+            traced = jax.jit(lambda *arrays: self(*arrays)).trace(*self.outlines)
+            lowered = traced.lower(lowering_platforms=("cuda",))
         file = BytesIO()
         lowered.compiler_ir("stablehlo").operation.write_bytecode(file)
         return ir.Module.parse(file.getvalue(), context)
 
 
+@dataclass(frozen=True)
+class Side:
+    """An operand of a product: a matrix whose rows are summed over, when ``axes`` are its last ones."""
+
+    shape: Shape
+    axes: Shape
+
+    @property
+    def own(self) -> Shape:
+        """The sizes of its other axes."""
+        return tuple([size for n, size in enumerate(self.shape) if n not in self.axes])
+
+    @property
+    def summed(self) -> int:
+        return math.prod(self.shape[n] for n in self.axes)
+
+    def flat(self, array: Array) -> Array:
+        moved = jnp.moveaxis(array, self.axes, range(-len(self.axes), 0))
+        return moved.reshape(math.prod(self.own), self.summed)
+
+
+@dataclass(frozen=True)
+class FewRows(Function):
+    """A product of rows with a matrix, or of a matrix with rows, in half precision."""
+
+    sides: tuple[Side, Side]
+    matrix: int
+    """Which of both is the matrix."""
+    dtype: str
+    name = "few_rows"
+
+    @property
+    def outlines(self) -> list[Any]:
+        return [outline(side.shape, HALVES[self.dtype]) for side in self.sides]
+
+    def __call__(self, *arrays: Array, interpret: bool = False) -> Array:
+        left, right = (side.flat(array) for side, array in zip(self.sides, arrays, strict=True))
+        shape = (*self.sides[0].own, *self.sides[1].own)
+        if self.matrix:
+            return few_rows.product(left, right, interpret).reshape(shape)
+        return few_rows.product(right, left, interpret).T.reshape(shape)
+
+
+@dataclass(frozen=True)
+class HalvesOf(Function):
+    """An operand in single precision as two in half precision."""
+
+    side: Side
+    name = "halves_of"
+
+    @property
+    def outlines(self) -> list[Any]:
+        return [outline(self.side.shape, jnp.float32)]
+
+    def __call__(self, *arrays: Array) -> Any:
+        return halves.halves_of(self.side.flat(*arrays))
+
+
+@dataclass(frozen=True)
+class Halved(Function):
+    """A product in single precision, of the halves of its operands."""
+
+    sides: tuple[Side, Side]
+    name = "halves"
+
+    @property
+    def outlines(self) -> list[Any]:
+        return [one for side in self.sides for one in jax.eval_shape(HalvesOf(side), *HalvesOf(side).outlines)]
+
+    def __call__(self, *arrays: Array, interpret: bool = False) -> Array:
+        count = len(halves.Halves._fields)
+        both = halves.Halves(*arrays[:count]), halves.Halves(*arrays[count:])
+        return halves.product_of(*both, interpret).reshape(*self.sides[0].own, *self.sides[1].own)
+
+
 def use_kernels(module: Any) -> None:
-    """Put calls in place of the products of a StableHLO program that our kernel is faster for."""
-    found: list[tuple[Any, Form]] = []
+    """Put calls in place of the products of a StableHLO program that our kernels are faster for."""
+    found: list[tuple[Any, FewRows | Halved]] = []
 
     def visit(one: Any) -> Any:
         if one.operation.name == "stablehlo.dot_general" and (form := form_of(one.operation)) is not None:
@@ -87,58 +154,135 @@ def use_kernels(module: Any) -> None:
 
     module.operation.walk(visit)
     with module.context, ir.Location.unknown():
-        names = {form: _insert(module, form, n) for n, form in enumerate(dict.fromkeys(form for _, form in found))}
+        calls = _Calls(module)
+        kept = 0
         for operation, form in found:
-            (result,) = operation.results
-            callee: dict[str, Any] = {"callee": ir.FlatSymbolRefAttr.get(names[form])}
-            before = ir.InsertionPoint(operation)
-            call = ir.Operation.create("func.call", [result.type], list(operation.operands), callee, ip=before)
-            result.replace_all_uses_with(call.results[0])
+            if isinstance(form, Halved):
+                _inline(module, operation)
+                operands = []
+                for side, operand in zip(form.sides, operation.operands, strict=True):
+                    value, place = _before_loops(operand, operation)
+                    if place != operation:
+                        kept += math.prod(side.shape)
+                        value, place = (value, place) if kept <= MOST_KEPT else (operand, operation)
+                    operands += calls(HalvesOf(side), [value], place)
+            else:
+                operands = list(operation.operands)
+            operation.results[0].replace_all_uses_with(calls(form, operands, operation)[0])
             operation.erase()
 
 
-def form_of(operation: Any) -> Form | None:
+def form_of(operation: Any) -> FewRows | Halved | None:
     """That of a product for one of our kernels."""
     left, right, made = (ir.RankedTensorType(x.type) for x in (*operation.operands, *operation.results))
     axes = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
     dtype = str(left.element_type)
-    if dtype not in DTYPES or not left.element_type == right.element_type == made.element_type:
+    if axes.lhs_batching_dimensions or not left.element_type == right.element_type == made.element_type:
         return None
-    shapes = tuple(left.shape), tuple(right.shape)
-    summed = tuple(axes.lhs_contracting_dimensions), tuple(axes.rhs_contracting_dimensions)
-    length = math.prod(shapes[0][n] for n in summed[0])
-    if axes.lhs_batching_dimensions or length == 0:
+    summed = axes.lhs_contracting_dimensions, axes.rhs_contracting_dimensions
+    both = Side(tuple(left.shape), tuple(summed[0])), Side(tuple(right.shape), tuple(summed[1]))
+    length, counts = both[0].summed, [math.prod(side.own) for side in both]
+    if dtype == "f32" and is_exact(operation):
+        is_large = min(counts) >= LEAST_SIDE and length >= LEAST_SUM and math.prod(counts) * length >= LEAST_WORK
+        return Halved(both) if is_large else None
+    if dtype not in HALVES:
         return None
-    sides = [math.prod(shape) // length for shape in shapes]
-    if dtype == "f32":
-        is_large = min(sides) >= LEAST_SIDE and length >= LEAST_SUM and math.prod(sides) * length >= LEAST_WORK
-        return Form("halves", shapes, summed, 1, dtype) if is_large and is_exact(operation) else None
-    matrix = int(sides[0] < sides[1])
-    rank, count = len(shapes[matrix]), len(summed[matrix])
+    matrix = int(counts[0] * length < counts[1] * length)
+    rank, count = len(both[matrix].shape), len(both[matrix].axes)
     # Each of its columns lies in memory in one piece.
-    is_matrix = 0 < count < rank and summed[matrix] == tuple(range(rank - count, rank))
-    is_worth_it = sides[1 - matrix] in ROWS and sides[matrix] * length >= LEAST_NUMBERS
-    if not is_matrix or not is_worth_it or length % few_rows.SUMMED != 0:
-        return None
-    return Form("few_rows", shapes, summed, matrix, dtype)
+    is_matrix = 0 < count < rank and both[matrix].axes == tuple(range(rank - count, rank))
+    is_worth_it = counts[1 - matrix] in ROWS and counts[matrix] * length >= LEAST_NUMBERS
+    return FewRows(both, matrix, dtype) if is_matrix and is_worth_it and length % few_rows.SUMMED == 0 else None
 
 
 def is_exact(product: Any) -> bool:
     """Whether the operands of a product in single precision may not be rounded to what matrix units know."""
-    return str(product.attributes["precision_config"]) == EXACT if "precision_config" in product.attributes else False
+    return "precision_config" in product.attributes and str(product.attributes["precision_config"]) == EXACT
 
 
-def _insert(module: Any, form: Form, number: int) -> str:
-    """Put the functions of a product into a program, by names that it has not got; the one to call."""
-    source = form.program(module.context)
-    new = {_name(one): f"tempo_{form.kernel}_{number}_{_name(one)}" for one in source.body.operations}
-    for old, name in new.items():
-        ir.SymbolTable.replace_all_symbol_uses(old, name, source.operation)
-    for function in source.body.operations:
-        function.attributes["sym_name"] = ir.StringAttr.get(new[_name(function)])
-        function.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        function.operation.clone(ip=ir.InsertionPoint(module.body))
-    return new["main"]
+def _inline(module: Any, operation: Any) -> None:
+    """Put the function in which an operation stands, as the bodies of loops are, in place of its call, if there is only
+    one; and so on for the function in which that is."""
+    while True:
+        function = operation.parent
+        while function.name != "func.func":
+            function = function.parent
+        callers = _callers(module, _name(function))
+        if len(callers) != 1:
+            return
+        (call,) = callers
+        (block,) = function.regions[0].blocks
+        *body, end = [one.operation for one in block.operations]
+        for argument, operand in zip(block.arguments, call.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        for one in body:
+            one.move_before(call)
+        for result, value in zip(call.results, end.operands, strict=True):
+            result.replace_all_uses_with(value)
+        call.erase()
+        function.erase()
+
+
+def _callers(module: Any, name: str) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(one: Any) -> Any:
+        operation = one.operation
+        if operation.name == "func.call" and ir.FlatSymbolRefAttr(operation.attributes["callee"]).value == name:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _before_loops(value: Any, place: Any) -> tuple[Any, Any]:
+    """A value that stays the same in loops, as it is before them, and the outermost of these loops; otherwise it as it
+    is at its ``place``."""
+    while isinstance(value, ir.BlockArgument):
+        loop = value.owner.owner.operation
+        if loop.name != "stablehlo.while":
+            break
+        *_, end = loop.regions[1].blocks[0].operations
+        if end.operands[value.arg_number] != value:
+            break
+        value, place = loop.operands[value.arg_number], loop
+    return value, place
+
+
+class _Calls:
+    """Calls of functions, each of which is put into a program once."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.functions: dict[Function, tuple[str, list[Any]]] = {}
+        """By which name, and the types of the results."""
+
+    def __call__(self, function: Function, operands: Sequence[Any], place: Any) -> list[Any]:
+        """The results of a call before an operation."""
+        if function not in self.functions:
+            self.functions[function] = self._insert(function)
+        name, types = self.functions[function]
+        callee: dict[str, Any] = {"callee": ir.FlatSymbolRefAttr.get(name)}
+        call = ir.Operation.create("func.call", types, list(operands), callee, ip=ir.InsertionPoint(place))
+        return list(call.results)
+
+    def _insert(self, function: Function) -> tuple[str, list[Any]]:
+        """Put a function, and what it calls, into the program, by names that it has not got."""
+        module = self.module
+        source = function.program(module.context)
+        first = f"tempo_{function.name}_{len(self.functions)}"
+        new = {_name(one): f"{first}_{_name(one)}" for one in source.body.operations}
+        for old, name in new.items():
+            ir.SymbolTable.replace_all_symbol_uses(old, name, source.operation)
+        types: list[Any] = []
+        for one in source.body.operations:
+            if _name(one) == "main":
+                types = list(ir.FunctionType(ir.TypeAttr(one.attributes["function_type"]).value).results)
+            one.attributes["sym_name"] = ir.StringAttr.get(new[_name(one)])
+            one.attributes["sym_visibility"] = ir.StringAttr.get("private")
+            one.operation.clone(ip=ir.InsertionPoint(module.body))
+        return new["main"], types
 
 
 def _name(function: Any) -> str:

@@ -81,6 +81,17 @@ def put_stacked(arrays: Sequence[Any], dtype: np.dtype[Any], device: Any) -> Arr
     return put(whole, device).block_until_ready()
 
 
+def put_listed(values: Sequence[Any], device: Any) -> Array | None:
+    """A list of NumPy's arrays as one array on a device. None if they are not of one shape and of one type that JAX has
+    in any case, or if one by itself is not worth it."""
+    first = values[0] if len(values) else None
+    if not isinstance(first, np.ndarray) or first.dtype.itemsize > 4 or not first.dtype.isnative:
+        return None
+    if not all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values):
+        return None
+    return put_stacked(values, first.dtype, device)
+
+
 def stacked(arrays: Sequence[Any], dtype: Any) -> np.ndarray[Any, Any]:
     """Arrays of one shape as one with another axis in front."""
     return np.stack([np.asarray(array) for array in arrays], dtype=dtype, casting="unsafe")
