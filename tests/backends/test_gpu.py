@@ -233,3 +233,29 @@ def test_products_of_large_matrices(rows: int, width: int) -> None:
     columns = np.arange(1000) != 5
     gradient, sizes = 2 * exact.T @ x_[:, columns], 2 * np.abs(exact).T @ np.abs(x_[:, columns])
     assert np.max(np.abs(found.gradient[:, columns] - gradient) / sizes) < 2**-20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [2, 70])
+def test_products_of_large_matrices_in_a_loop(steps: int) -> None:
+    """A matrix that stays the same is halved before it, in loops of either kind: counted, and ending with data."""
+    for stops in (False, True):
+        with tp.Program("layers") as prog:
+            b, B = prog.dim("b")
+            t, T = prog.dim("t")
+            x = prog.input("x", shape=(768,), domain=b)
+            w = prog.input("w", shape=(768, 768))
+            h = prog.recurrent("h", shape=(768,), domain=(b, t))
+            h[b, 0] = x
+            h[b, t] = tp.tanh(w @ h[b, t - 1])
+            if stops:
+                prog.stop(t, when=tp.mean(tp.square(h)[0:B]) < 0)
+            prog.output("h", h[b, T - 1])
+        random = np.random.default_rng(0)
+        inputs = {"x": random.normal(size=(1024, 768)), "w": random.normal(size=(768, 768)) / 40}
+        run = prog.compile({B: 1024, T: steps}, device="gpu")
+        expected = inputs["x"]
+        for _ in range(steps - 1):
+            expected = np.tanh(expected @ inputs["w"].T)
+        found = run(**{name: array.astype(np.float32) for name, array in inputs.items()}).h
+        np.testing.assert_allclose(found, expected, atol=1e-5)
