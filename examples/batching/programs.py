@@ -233,9 +233,11 @@ def drnn_program(size, lanes=1024):
 # -- Berxit: lanes that are filled again ---------------------------------------------------------------------------
 
 
-def berxit_program(size, length=berxit.LENGTH, lanes=16):
+def berxit_program(size, length=berxit.LENGTH, lanes=None):
     """A step is a layer of as many instances as there are lanes. Where one is certain, or has been through all layers,
-    the next one that waits takes its lane: nothing is computed for those that are done, but at the end."""
+    the next one that waits takes its lane: nothing is computed for those that are done, but at the end. So there are
+    no more lanes than it takes to keep a device busy."""
+    lanes = lanes or (2 if jax.default_backend() == "cpu" else 16)
     with tp.Program("berxit") as prog:
         b, B = prog.dim("b")
         w, W = prog.dim("w")
