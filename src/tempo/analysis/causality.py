@@ -9,7 +9,7 @@ order, in either direction) could run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +42,13 @@ def is_causal(relations: Relations) -> bool:
 
 
 def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]) -> bool:
+    return next(uncarried(circle, reads, numbers), None) is None
+
+
+def uncarried(
+    circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]
+) -> Iterator[tuple[set[Node], list[Read]]]:
+    """The circles that are left within a circle, and carried by no dim, with the reads that other dims do not carry."""
     inside = [r for r in reads if r.consumer in circle and r.producer in circle]
     for family in _families(circle):
         # An empty relation reads nothing.
@@ -53,8 +60,10 @@ def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, 
                 continue
             rest = [r for (r, _), steps in zip(back, slack, strict=True) if steps == 0]
             if len(rest) < len(inside):
-                return all(_is_carried(c, rest, numbers) for c in circles(tuple(circle), rest))
-    return False
+                for within in circles(tuple(circle), rest):
+                    yield from uncarried(within, rest, numbers)
+                return
+    yield circle, inside
 
 
 def _slack(back: Sequence[tuple[Read, int]]) -> list[int] | None:

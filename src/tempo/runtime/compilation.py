@@ -16,6 +16,7 @@ from tempo.graph.fingerprint import identity
 from tempo.graph.node import Graph
 from tempo.passes import apply_parallel_passes, apply_passes, apply_sequential_passes, with_own_emits
 from tempo.passes.pinned import split_fixed_reads
+from tempo.passes.placed import place_at_steps
 from tempo.passes.ranges import tile_ranges
 from tempo.passes.rolling import Rolled, roll
 from tempo.schedule.buckets import CPU_SPEED, GPU_SPEED, Buckets
@@ -204,9 +205,12 @@ class Compilation:
         return planner.again(wanted) if wanted.recompute else planner
 
     def untangled(self, wanted: Plan) -> Planner | None:
-        """What plans the program with some rows as tensors of their own, if that is what it takes to find loops."""
+        """What plans the program with some rows as tensors of their own, or what lacks a dim at a step of it, if that
+        is what it takes to find loops."""
         split = split_fixed_reads(self.graph)
-        return None if split is self.graph else self.without_tangles(split, wanted)
+        changed = (split, place_at_steps(self.graph, self.request.numbers))
+        planners = (self.without_tangles(graph, wanted) for graph in changed if graph is not self.graph)
+        return next((planner for planner in planners if planner is not None), None)
 
     def least(self, planner: Planner, error: BudgetError) -> tuple[str, int]:
         """What to say of a program that no plan makes fit, and the memory that it would fit into: with JAX, as XLA

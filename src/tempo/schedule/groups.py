@@ -10,6 +10,11 @@ from tempo.graph.structural import HOST
 from tempo.schedule.dependences import Dependence, allowed
 from tempo.symbolic import Dim
 
+# Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
+# random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
+WORTH_HOISTING = {"einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan"}
+WORTH_HOISTING |= {"linear_recurrence"}
+
 
 @dataclass
 class Group:
@@ -32,7 +37,7 @@ def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, li
         if result and result[-1][1] == start:
             before = result[-1][2]
             small, large = sorted((len(before), len(active)))
-            if _hosts(before) != _hosts(active):  # a call is made at its own steps and at no others
+            if _only_there(before) != _only_there(active):
                 result.append((start, stop, active))
                 continue
             if set(before) == set(active) or small > max(8, large // 4):
@@ -43,8 +48,14 @@ def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, li
     return result
 
 
-def _hosts(nodes: Sequence[Node]) -> set[Node]:
-    return {node for node in nodes if node.op is HOST}
+def _only_there(nodes: Sequence[Node]) -> set[Node]:
+    """Those of some nodes that are computed at their own steps and at no others: calls, and costly operations that have
+    only one step of a loop's dim."""
+    return {node for node in nodes if node.op is HOST or (node.op.name in WORTH_HOISTING and _has_one_step(node))}
+
+
+def _has_one_step(node: Node) -> bool:
+    return any(d.origin is not d and d.bound == 1 for d in node.domain)
 
 
 def join(units: Sequence[Group], dependences: Sequence[Dependence]) -> list[Group]:

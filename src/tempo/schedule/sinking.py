@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.schedule.dependences import Dependence, Distance, allowed
-from tempo.schedule.groups import Group, same_kind
+from tempo.schedule.groups import WORTH_HOISTING, Group, same_kind
 from tempo.symbolic import Dim
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
 KEEP_BYTES = 256 * 2**20
-
-# Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
-# random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
-WORTH_HOISTING = {"einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan"}
-WORTH_HOISTING |= {"linear_recurrence"}
 
 
 class Sinking:
