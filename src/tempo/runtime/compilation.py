@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tempo.analysis import check_program
@@ -207,10 +207,11 @@ class Compilation:
     def untangled(self, wanted: Plan) -> Planner | None:
         """What plans the program with some rows as tensors of their own, or what lacks a dim at a step of it, if that
         is what it takes to find loops."""
-        split = split_fixed_reads(self.graph)
-        changed = (split, place_at_steps(self.graph, self.request.numbers))
-        planners = (self.without_tangles(graph, wanted) for graph in changed if graph is not self.graph)
-        return next((planner for planner in planners if planner is not None), None)
+        for change in (split_fixed_reads, partial(place_at_steps, numbers=self.request.numbers)):
+            graph = change(self.graph)
+            if graph is not self.graph and (planner := self.without_tangles(graph, wanted)) is not None:
+                return planner
+        return None
 
     def least(self, planner: Planner, error: BudgetError) -> tuple[str, int]:
         """What to say of a program that no plan makes fit, and the memory that it would fit into: with JAX, as XLA
