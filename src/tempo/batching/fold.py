@@ -63,7 +63,7 @@ class _PerParts:
     def __call__(self, parts: Parts) -> Any:
         if parts not in self.made:
             own = partial(self.function, parts)
-            self.made[parts] = jit(own, static_argnums=0, donate_argnums=3, keep_unused=self.keep_unused)
+            self.made[parts] = jit(own, 3, (0,), keep_unused=self.keep_unused)
         return self.made[parts]
 
 

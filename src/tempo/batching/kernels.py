@@ -27,6 +27,7 @@ import numpy as np
 from tempo.backends.jax.compiling import GRAPHS, LIBRARY_ONLY, has_graphs
 from tempo.backends.jax.machine import use_disk_cache
 from tempo.batching import launches
+from tempo.batching.large import WithLargeProducts, has_large_products
 from tempo.batching.launches import kinds_of_all, read_turned
 from tempo.batching.planning import Lanes, Run
 from tempo.batching.store import Arenas
@@ -128,11 +129,12 @@ class Kernels:
     def _call(self, step: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas) -> _Call:
         if len(step) == 1:
             return self._forward(step[0], own(step[0]), arenas)
-        form = tuple([run.lanes.group.form for run in step])
+        large = any(map(is_large, step))
+        form = tuple([run.lanes.group.form for run in step]), large
         kernel = self.together.get(form)
         if kernel is None:
             groups = [run.lanes.group for run in step]
-            kernel = self.together[form] = jit(partial(launches.in_a_row, groups), donate_argnums=3, static_argnums=0)
+            kernel = self.together[form] = jit(partial(launches.in_a_row, groups), 3, (0,), large)
         written, read = _all_kinds(step)
         arguments = (
             tuple([run.width for run in step]),
@@ -146,10 +148,11 @@ class Kernels:
 
     def _forward(self, run: Run, parameters: Sequence[Array], arenas: Arenas) -> _Call:
         lanes, group = run.lanes, run.lanes.group
-        kernel = self.forwards.get(group.form)
+        form = group.form, is_large(run)
+        kernel = self.forwards.get(form)
         if kernel is None:
-            kernel = jit(partial(launches.forward, group), donate_argnums=5, static_argnums=(0, 1, 2))
-            self.forwards[group.form] = kernel
+            kernel = jit(partial(launches.forward, group), 5, (0, 1, 2), is_large(run))
+            self.forwards[form] = kernel
         written, read = group.kinds
         if lanes.status is None and lanes.depth:
             lanes.status = _start()
@@ -197,10 +200,11 @@ class Kernels:
         gradients: Sequence[Array],
     ) -> _Call:
         lanes, group = run.lanes, run.lanes.group
-        kernel = self.backwards.get(group.form)
+        form = group.form, is_large(run)
+        kernel = self.backwards.get(form)
         if kernel is None:
-            kernel = jit(partial(launches.backward, group), donate_argnums=(5, 6), static_argnums=(0, 1, 2))
-            self.backwards[group.form] = kernel
+            kernel = jit(partial(launches.backward, group), (5, 6), (0, 1, 2), is_large(run))
+            self.backwards[form] = kernel
         read, moved = group.read_kinds, group.moved_kinds
         looped, _ = _times(run)
         arguments = (
@@ -219,10 +223,24 @@ class Kernels:
         return _Call(kernel, arguments)
 
 
-def jit(function: Callable[..., Any], **options: Any) -> Any:
-    """``jax.jit`` as kernels need it."""
+def jit(
+    function: Callable[..., Any],
+    donated: int | tuple[int, ...],
+    static: tuple[int, ...],
+    is_large: bool = False,
+    **options: Any,
+) -> Any:
+    """``jax.jit`` as kernels need it; ``is_large`` says that there may be large products."""
     use_disk_cache()
-    return jax.jit(function, **options, compiler_options=_options(jax.devices()[0]))
+    device = jax.devices()[0]
+    options |= {"donate_argnums": donated, "static_argnums": static, "compiler_options": _options(device)}
+    made = jax.jit(function, **options)
+    return WithLargeProducts(made, static) if is_large else made
+
+
+def is_large(run: Run) -> bool:
+    """Whether a launch may have large products."""
+    return has_large_products(run.lanes.group.trace.work * run.width)
 
 
 def _options(device: Any) -> dict[str, Any] | None:
