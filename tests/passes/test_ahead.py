@@ -247,7 +247,7 @@ def test_circles_are_not_made_of_operations_alone() -> None:
         x[s + 1] = 1 + x + tp.sum(double[0:s])
         prog.stop(s, when=double > 100)
         prog.output("x", x)
-    validate(read_next_values(prog.graph))
+    assert read_next_values(prog.graph) is prog.graph
     expected = prog.evaluate({S: 20})
     for backend in ("numpy", "jax"):
         np.testing.assert_allclose(prog.compile({S: 20}, backend)().x, expected.x, rtol=1e-6)

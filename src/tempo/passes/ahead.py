@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from tempo.graph.node import Case, Domain, Edge, Graph, Node
 from tempo.graph.traversal import components, reachable
@@ -33,6 +34,9 @@ def read_next_values(graph: Graph) -> Graph:
     for handed in (*graph.stops.values(), *graph.emits.values()):
         for node in reachable([handed.node], graph.cases):
             along.setdefault(node, set()).update(d.origin for d in handed.domain)
+
+    if not along:
+        return graph
 
     def known(edge: Edge, reader: Node | None, domain: Domain, where: Condition) -> Edge:
         for own in domain:
@@ -71,8 +75,10 @@ def _known(graph: Graph, edge: Edge, domain: Domain, where: Condition, own: Dim)
     found: Edge | None = edge
     while found is not None and not _is_so_far(found, domain, where, own):
         found = _value(found, graph.cases.get(found.node, ()), domain, where)
+    if found is None or found is edge:
+        return edge
     # What is called or handed out has the dims over which it was written to vary.
-    return edge if found is None or (found.domain, found.shape) != (edge.domain, edge.shape) else found
+    return found if (found.domain, found.shape) == (edge.domain, edge.shape) else edge
 
 
 def _is_so_far(edge: Edge, domain: Domain, where: Condition, own: Dim) -> bool:
@@ -124,5 +130,6 @@ def _through(edge: Edge, value: Edge) -> Edge | None:
     return None if left else Edge(value.node, tuple(index))
 
 
+@lru_cache(maxsize=2**10)  # few domains, of many nodes
 def _box(domain: Domain) -> Condition:
     return conjunction(part for d in domain for part in (d >= 0, d < d.bound))
