@@ -196,6 +196,28 @@ def test_a_fixed_point_is_compared_with_the_step_before_inside_the_loop(backend:
     assert "V: float32[2, 3]" in run.explain()
 
 
+@backends
+@pytest.mark.parametrize("form", ["read", "named"])
+def test_a_fixed_point_is_compared_with_the_step_after_inside_the_loop(form: str, backend: str) -> None:
+    """Whether the user has a name for the next step, or reads it: two steps are kept, of a thousand."""
+    with tp.Program() as prog:
+        k, K = prog.dim("k")
+        s, S = prog.dim("s")
+        V = prog.recurrent("V", domain=(k, s))
+        V[0, s] = 0.0
+        V[k + 1, s] = following = 1 + 0.5 * V[k, tp.max(s - 1, 0)]
+        after = V[k + 1, 0:S] if form == "read" else following[k, 0:S]
+        prog.stop(k, when=tp.max(tp.abs(after - V[k, 0:S])) < 0.1)
+        prog.output("V", V[K])
+        prog.output("steps", K)
+    found = same_as_oracle(prog, {K: 1000, S: 3}, backend)
+    assert (found.V.tolist(), found.steps) == ([1.9375] * 3, 5)
+    run = prog.compile({K: 1000, S: 3}, backend)
+    assert " .. 999, until " in run.loop_tree()
+    stored = {node.name: store.bytes for node, store in run.storage.stores.items()}
+    assert stored["V"] <= 2 * 3 * 4
+
+
 def test_one_jax_program_holds_the_loop_that_ends_early() -> None:
     with tp.Program() as prog:
         t, T = prog.dim("t")

@@ -8,6 +8,7 @@ from tempo.graph.build import make
 from tempo.graph.node import Graph
 from tempo.ops.elementwise import COPY
 from tempo.passes.accumulations import resolve_accumulations
+from tempo.passes.ahead import read_next_values
 from tempo.passes.attention import fuse_attention
 from tempo.passes.attention_to_past import fuse_attention_to_past
 from tempo.passes.choices import choose_where_read
@@ -26,6 +27,7 @@ from tempo.symbolic import Dim
 PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
     ("resolve accumulations", resolve_accumulations),
     ("drop single steps", drop_single_steps),
+    ("read next values", read_next_values),
     ("simplify", simplify),
     ("merge equal", merge_equal),
     ("compute last steps", compute_last_steps),
