@@ -62,7 +62,10 @@ def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     ]
     extra: tuple[Statement, ...] = ()
     trained = [c for c in conditions if depends_on_gradients(recipe, c)]
-    condition = choices.choice(trained if trained and choices.boolean(0.7) else conditions)
+    following = [about(recipe, name, dim, 1) for name in with_next_values(recipe, dim)]
+    conditions += following
+    preferred = trained if trained and choices.boolean(0.7) else following if choices.boolean(0.5) else conditions
+    condition = choices.choice(preferred or conditions)
     if isinstance(condition, Holds) and choices.boolean():
         extra = (Input("done", Type((dim.name,), (), "bool"), choices.integer(0, 99)),)
         condition = Read("done", (dim.name,), (Point(Symbol(dim.name), "here"),))
@@ -75,11 +78,19 @@ def with_stop(recipe: Recipe, choices: Choices) -> Recipe:
     return stopping if all(is_well_formed(r) and has_gradients(r) for r in made) else recipe
 
 
-def about(recipe: Recipe, name: str, dim: Dim) -> Expression:
-    """A condition on a tensor at this step of a dim, at all steps of its others."""
+def with_next_values(recipe: Recipe, dim: Dim) -> list[str]:
+    """The tensors that every step of a dim knows for the next one, too."""
+    names = [s.name for s in recipe.statements if isinstance(s, Recurrent | State) and dim.name in s.type.domain]
+    meaning = Meaning(recipe, inputs_of(recipe), {})
+    ends = {name: meaning.box(name)[recipe.types()[name].domain.index(dim.name)].stop for name in names}
+    return [name for name in names if ends[name] > dim.bound and not waits_for(recipe, name, dim)]
+
+
+def about(recipe: Recipe, name: str, dim: Dim, later: int = 0) -> Expression:
+    """A condition on a tensor at this step of a dim, or a ``later`` one, at all steps of its others."""
     type = recipe.types()[name]
     limits = {d.name: Symbol(d.limit) for d in recipe.dims}
-    here = Point(Symbol(dim.name), "here")
+    here = Point(Symbol(dim.name) + later, "shift") if later else Point(Symbol(dim.name), "here")
     found: Expression = Read(
         name, type.domain, tuple(here if d == dim.name else Span(Number(0), limits[d], "all") for d in type.domain)
     )
