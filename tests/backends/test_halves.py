@@ -13,12 +13,16 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from tempo.backends.jax import replaced
-from tempo.backends.jax.halves import halves_of, product, width_of
+from tempo.backends.jax.halves import halves_of, product_of, width_of
 from tempo.backends.jax.replaced import Halved, HalvesOf, Side
 from tests.backends.test_compiling import CPU, VOLTA
 from tests.backends.test_few_rows import AMPERE, text
 
 KERNEL = 'name = "halves"'
+
+
+def product(x: np.ndarray, matrix: np.ndarray) -> Any:
+    return product_of(halves_of(jnp.asarray(x)), halves_of(jnp.asarray(matrix)), interpret=True)
 
 
 def error(found: Any, x: Any, matrix: Any) -> float:
@@ -45,7 +49,7 @@ def rows_and_columns(rows: int, columns: int, summed: int) -> tuple[np.ndarray, 
 )
 def test_products_are_as_exact_as_in_single_precision(rows: int, columns: int, summed: int) -> None:
     x, matrix = rows_and_columns(rows, columns, summed)
-    found = product(jnp.asarray(x), jnp.asarray(matrix), interpret=True)
+    found = product(x, matrix)
     assert found.shape == (rows, columns) and found.dtype == jnp.float32
     assert error(found, x, matrix) < 2**-22
 
@@ -84,13 +88,13 @@ def test_tiles_with_such_rows_are_made_of_single_precision() -> None:
     x[3, 5], matrix[:, 5] = 1e30, 0
     x[130, 7] = np.inf
     x[250] *= 1e35
-    found = product(jnp.asarray(x), jnp.asarray(matrix), interpret=True)
+    found = product(x, matrix)
     finite = np.arange(260) != 130
     assert error(found[finite], x[finite], matrix) < 2**-22
     np.testing.assert_array_equal(found[130], np.sign(matrix[:, 7]) * np.inf)
     # Zero times infinity, of which half of them has made another infinity or none.
     matrix[4, 7] = 0
-    found = product(jnp.asarray(x), jnp.asarray(matrix), interpret=True)
+    found = product(x, matrix)
     assert np.isnan(found[130, 4]) and np.isfinite(found[0, 4])
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tempo.backends.jax.padded import outline
-from tempo.backends.jax.pallas import pl, triton
+from tempo.backends.jax.pallas import THREE_PRODUCTS, pl, triton
 
 Array = Any
 
@@ -33,8 +33,6 @@ BIAS = 127
 """What is added to an exponent where a number is stored."""
 EXPONENTS = 60
 """The largest number of a row is between 2**-60 and 2**60: no product of two powers is too large or too small."""
-THREE_PRODUCTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-
 
 # What was fastest of some dozen combinations on an H200.
 ROWS = 128
@@ -101,13 +99,8 @@ def _power(exponent: Array) -> Array:
     return lax.bitcast_convert_type(jnp.clip(exponent + BIAS, 1, 2 * BIAS) << 23, jnp.float32)
 
 
-def product(x: Array, matrix: Array, interpret: bool = False) -> Array:
-    """``x @ matrix.T`` for x (rows, summed) and a matrix (columns, summed)."""
-    return product_of(halves_of(x), halves_of(matrix), interpret)
-
-
 def product_of(x: Halves, matrix: Halves, interpret: bool = False) -> Array:
-    """The same of what they are made of."""
+    """``x @ matrix.T`` for x (rows, summed) and a matrix (columns, summed)."""
     rows, columns = len(x.whole), len(matrix.whole)
     width = width_of(rows, columns)
     arrays = (*x, *matrix)

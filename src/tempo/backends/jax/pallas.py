@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import lax
+
+# A number in single precision is the sum of two that matrix units know, of whose products only the least is left out:
+# as good as single precision to the last two bits, and three times as fast as products without matrix units.
+THREE_PRODUCTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+
 
 def _imported() -> tuple[Any, Any]:
     try:

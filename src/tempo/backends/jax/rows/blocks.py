@@ -25,10 +25,6 @@ Shape = tuple[int, ...]
 LEAST = 16
 """Matrix units multiply nothing smaller."""
 
-# A number in single precision is the sum of two that matrix units know, of whose products only the least is left out:
-# as good as single precision to the last two bits, and three times as fast as products without matrix units.
-THREE_PRODUCTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-
 
 def padded(shape: Shape) -> Shape:
     return tuple(1 << (size - 1).bit_length() for size in shape)

@@ -15,11 +15,10 @@ import numpy as np
 from jax import lax
 
 from tempo.backends.jax.padded import outline
-from tempo.backends.jax.pallas import pl, triton
+from tempo.backends.jax.pallas import THREE_PRODUCTS, pl, triton
 from tempo.backends.jax.rows.axes import REDUCTIONS, rows_of
 from tempo.backends.jax.rows.blocks import (
     LEAST,
-    THREE_PRODUCTS,
     Block,
     Blocks,
     Rows,
