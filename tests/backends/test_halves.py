@@ -195,17 +195,20 @@ def test_loops_give_the_same_with_halves_made_before_them() -> None:
     sums in place of halves, since a CPU has no such kernels."""
     lowered = jax.jit(in_loops).lower(*(jax.ShapeDtypeStruct((4, 4), jnp.float32) for _ in range(3)))
     module = lowered.compiler_ir("stablehlo")
-    products = []
+    products, callers = [], {}
 
     def visit(one: Any) -> Any:
-        if one.operation.name == "stablehlo.dot_general":
-            products.append(one.operation)
+        operation = one.operation
+        if operation.name == "stablehlo.dot_general":
+            products.append(operation)
+        elif operation.name == "func.call":
+            callers[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value] = [operation]
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
     with module.context, ir.Location.unknown():
         for product_ in products:
-            replaced._inline(module, product_)
+            replaced._inline(product_, callers)
             value, place = replaced._before_loops(product_.operands[1], product_)
             before = ir.InsertionPoint(place)
             product_.operands[1] = ir.Operation.create(

@@ -146,10 +146,15 @@ class Halved(Function):
 def use_kernels(module: Any) -> None:
     """Put calls in place of the products of a StableHLO program that our kernels are faster for."""
     found: list[tuple[Any, FewRows | Halved]] = []
+    callers: dict[str, list[Any]] = {}
+    """By the name of a function the calls of it."""
 
     def visit(one: Any) -> Any:
-        if one.operation.name == "stablehlo.dot_general" and (form := form_of(one.operation)) is not None:
-            found.append((one.operation, form))
+        operation = one.operation
+        if operation.name == "stablehlo.dot_general" and (form := form_of(operation)) is not None:
+            found.append((operation, form))
+        elif operation.name == "func.call":
+            callers.setdefault(ir.FlatSymbolRefAttr(operation.attributes["callee"]).value, []).append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
@@ -158,13 +163,14 @@ def use_kernels(module: Any) -> None:
         kept = 0
         for operation, form in found:
             if isinstance(form, Halved):
-                _inline(module, operation)
+                _inline(operation, callers)
                 operands = []
                 for side, operand in zip(form.sides, operation.operands, strict=True):
                     value, place = _before_loops(operand, operation)
-                    if place != operation:
-                        kept += math.prod(side.shape)
-                        value, place = (value, place) if kept <= MOST_KEPT else (operand, operation)
+                    count = 0 if place == operation else math.prod(side.shape)
+                    if kept + count > MOST_KEPT:
+                        value, place, count = operand, operation, 0
+                    kept += count
                     operands += calls(HalvesOf(side), [value], place)
             else:
                 operands = list(operation.operands)
@@ -200,17 +206,16 @@ def is_exact(product: Any) -> bool:
     return "precision_config" in product.attributes and str(product.attributes["precision_config"]) == EXACT
 
 
-def _inline(module: Any, operation: Any) -> None:
+def _inline(operation: Any, callers: dict[str, list[Any]]) -> None:
     """Put the function in which an operation stands, as the bodies of loops are, in place of its call, if there is only
     one; and so on for the function in which that is."""
     while True:
         function = operation.parent
         while function.name != "func.func":
             function = function.parent
-        callers = _callers(module, _name(function))
-        if len(callers) != 1:
+        if len(callers.get(_name(function), ())) != 1:
             return
-        (call,) = callers
+        (call,) = callers.pop(_name(function))
         (block,) = function.regions[0].blocks
         *body, end = [one.operation for one in block.operations]
         for argument, operand in zip(block.arguments, call.operands, strict=True):
@@ -221,19 +226,6 @@ def _inline(module: Any, operation: Any) -> None:
             result.replace_all_uses_with(value)
         call.erase()
         function.erase()
-
-
-def _callers(module: Any, name: str) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(one: Any) -> Any:
-        operation = one.operation
-        if operation.name == "func.call" and ir.FlatSymbolRefAttr(operation.attributes["callee"]).value == name:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found
 
 
 def _before_loops(value: Any, place: Any) -> tuple[Any, Any]:
