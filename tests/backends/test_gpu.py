@@ -259,3 +259,19 @@ def test_products_of_large_matrices_in_a_loop(steps: int) -> None:
             expected = np.tanh(expected @ inputs["w"].T)
         found = run(**{name: array.astype(np.float32) for name, array in inputs.items()}).h
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_long_sums_of_large_products_are_rounded() -> None:
+    """Not cut off, as matrix units do with what they add up: that would be 6e-6 for so many positive numbers."""
+    with tp.Program("sums") as prog:
+        b, B = prog.dim("b")
+        x = prog.input("x", shape=(4096,), domain=b)
+        w = prog.input("w", shape=(640, 4096))
+        prog.output("y", tp.einsum("i,oi->o", x, w))
+    random = np.random.default_rng(0)
+    x_, w_ = (random.uniform(0.5, 1, size=shape).astype(np.float32) for shape in ((640, 4096), (640, 4096)))
+    run = prog.compile({B: 640}, device="gpu")
+    assert "halves" in run._whole.compiled.as_text()
+    exact = x_.astype(np.float64) @ w_.T
+    assert np.max(np.abs(run(x=x_, w=w_).y - exact) / exact) < 2e-6
