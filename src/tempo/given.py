@@ -133,8 +133,8 @@ class Inputs:
         """Of those that were given before: what a shape is takes longer to find than to compare."""
 
     def checked(self, given: Mapping[str, Any], seed: int, copy: bool = True) -> dict[str, Any]:
-        """The arrays of a run, in the shapes and dtypes that the program declares: copies, so that the user may write
-        to what was given, unless ``copy`` says that the run has ended by then."""
+        """The arrays of a run, in the shapes and dtypes that the program declares. They are copies, so that the user
+        may write to what was given while the run goes on; without ``copy``, they may be what was given."""
         check_seed(seed)
         graph = self.graph
         if not given.keys() <= graph.inputs.keys():

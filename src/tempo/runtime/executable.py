@@ -192,7 +192,7 @@ class Executable(OneOfAKind):
             if outputs is not None:
                 self._over = True
                 return outputs
-        # The outputs are waited for; but on a CPU they may be what was given, in the same memory.
+        # The outputs are waited for. (On a CPU, JAX may take NumPy's memory for an array's own.)
         copy = whole.place.device.platform == "cpu"
         arrays = self._inputs.checked(inputs, self.seed if seed is None else seed, copy)
         self._latest, self._over = None, True  # stores of a run before this one make room
