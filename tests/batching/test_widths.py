@@ -36,6 +36,7 @@ def test_launches_on_a_gpu() -> None:
     assert _cut(300, 7.3e6, "gpu") == ((256, 256), (64, 44))
     # A call that is as much work as a launch costs: no lane too many.
     assert _cut(5, 2e9, "gpu") == ((4, 4), (1, 1))
+    assert _cut(58, 2e9, "gpu") == ((16, 16), (16, 16), (16, 16), (4, 4), (4, 4), (1, 1), (1, 1))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

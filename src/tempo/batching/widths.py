@@ -3,7 +3,7 @@
 A kernel is compiled for each width, and a launch is padded to one, so that there is a choice to make between time to
 compile and lanes that compute nothing. On a CPU every lane takes its time, and kernels are compiled in a third of a
 second: widths are fine. On a GPU a launch takes as long for one lane as for hundreds, and compiling takes seconds:
-there are four widths, unless a single call is much work already.
+there are four widths, and if a single call is much work already, four others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ at 100 GFLOP/s for 128 lanes do so at 80 for 256."""
 SMALL = (*FINE, 256, 512, 1024)
 """For cells that are hardly any work. No wider, so that what a kernel needs does not grow with the mini-batch."""
 COARSE = (16, 64, 256, 1024)
+HEAVY = (1, 4, 16, 64)
+"""For cells of which one call takes a GPU longer than a launch: it is the lanes that count."""
 CACHE = 2**21
 """On a CPU, what the arguments and results of a launch's calls may take: they are copied together and apart again, and
 read in between. Matrices of 128 x 128 take 1.8 times as long if that is all of a level's."""
@@ -76,7 +78,7 @@ def chunk_widths(work: float, size: int) -> tuple[tuple[int, ...], float]:
     lanes. All are in one program, so that there are few, and no more on a GPU for calls that are much work."""
     is_cpu = jax.default_backend() == "cpu"
     beside = (TURN if is_cpu else OPERATIONS["gpu"]) / max(work, 1.0)
-    widths = (128, 64, 32, 16, 8, 4) if is_cpu else COARSE[::-1] if beside >= 1 else (64, 16, 4, 1)
+    widths = (128, 64, 32, 16, 8, 4) if is_cpu else COARSE[::-1] if beside >= 1 else HEAVY[::-1]
     most = widest(size)
     return tuple(width for width in widths if width <= most) or widths[-1:], beside
 
@@ -91,7 +93,9 @@ def is_worth_a_search(operations: float) -> bool:
 def _known(work: float, platform: str, most: int) -> tuple[int, ...]:
     """The widths that kernels may have."""
     beside = OPERATIONS[platform] / max(work, 1.0)
-    known = SMALL if platform == "cpu" and beside > 1000 else FINE if platform == "cpu" or beside < 1 else COARSE
+    known: tuple[int, ...] = COARSE if beside >= 1 else HEAVY
+    if platform == "cpu":
+        known = SMALL if beside > 1000 else FINE
     return tuple(width for width in known if width <= most)
 
 
