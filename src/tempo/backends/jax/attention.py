@@ -22,7 +22,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from tempo.backends.jax.padded import outline
-from tempo.backends.jax.pallas import IS_THERE, pl, triton
+from tempo.backends.jax.pallas import IS_THERE, dot, pl, span, triton
 from tempo.ops.attention import LEAST_AT_ONCE
 
 Array = Any
@@ -325,7 +325,7 @@ def _some_times(q: Any, first: Any, last: Any, seen: Any, keys: Any, values: Any
         number = n * TILE + jnp.arange(TILE, dtype=jnp.int32)
         inside, steps = number < end, pl.ds(n * TILE, TILE)
         k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
-        scores = layout.scale * triton.dot(queries, k, trans_b=True)
+        scores = layout.scale * dot(queries, k, trans_b=True)
         here = triton.load(seen.at[own, steps], mask=used[:, None] & inside[None, :], other=-1)
         scores = jnp.where(here > 0, scores, layout.fill)
         scores = jnp.where(here >= 0, scores, LOWEST)
@@ -333,7 +333,7 @@ def _some_times(q: Any, first: Any, last: Any, seen: Any, keys: Any, values: Any
         fades = jnp.exp(top - higher)
         weights = jnp.where(here >= 0, jnp.exp(scores - higher[:, None]), 0.0)
         v = triton.load(values.at[steps, :], mask=inside[:, None], other=0.0)
-        new = triton.dot(weights.astype(v.dtype), v)
+        new = dot(weights.astype(v.dtype), v)
         return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)
 
     lowest = jnp.full(TIMES, LOWEST, jnp.float32)
@@ -362,7 +362,7 @@ def _part(
     share = _divided(count, parts * tile) * tile
     first = pl.program_id(2) * share
     last = jnp.minimum(first + share, count)
-    all_rows, used = pl.ds(0, rows), jnp.arange(rows, dtype=jnp.int32) < q.shape[0]
+    all_rows, used = span(0, rows), jnp.arange(rows, dtype=jnp.int32) < q.shape[0]
     queries = triton.load(q.at[all_rows, :], mask=used[:, None], other=0.0)
     out = values.shape[1]
 
@@ -372,7 +372,7 @@ def _part(
         inside = start + jnp.arange(tile, dtype=jnp.int32) < last
         steps = pl.ds(start, tile)
         k = triton.load(keys.at[steps, :], mask=inside[:, None], other=0.0)
-        scores = layout.scale * (triton.dot(queries, k, trans_b=True) if half else _product(queries, k))
+        scores = layout.scale * (dot(queries, k, trans_b=True) if half else _product(queries, k))
         here = triton.load(seen.at[steps], mask=inside, other=-1)
         scores = jnp.where((here > 0)[None, :], scores, layout.fill)
         scores = jnp.where((here >= 0)[None, :], scores, LOWEST)
@@ -380,7 +380,7 @@ def _part(
         fades = jnp.exp(top - higher)
         weights = jnp.where((here >= 0)[None, :], jnp.exp(scores - higher[:, None]), 0.0)
         v = triton.load(values.at[steps, :], mask=inside[:, None], other=0.0)
-        new = triton.dot(weights.astype(v.dtype), v) if half else _sum(weights, v)
+        new = dot(weights.astype(v.dtype), v) if half else _sum(weights, v)
         return so_far * fades[:, None] + new, higher, weight * fades + jnp.sum(weights, 1)
 
     start = jnp.zeros((rows, out), jnp.float32), jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
@@ -398,7 +398,7 @@ def _together(sums: Any, greatest: Any, total: Any, result: Any) -> None:
     query = pl.program_id(2)
     parts = sums.shape[0]
     rows = 2 ** math.ceil(math.log2(parts))
-    all_parts, used = pl.ds(0, rows), jnp.arange(rows, dtype=jnp.int32) < parts
+    all_parts, used = span(0, rows), jnp.arange(rows, dtype=jnp.int32) < parts
     top = triton.load(greatest.at[all_parts, query], mask=used, other=LOWEST)
     factors = jnp.exp(top - jnp.max(top))
     weight = jnp.sum(factors * triton.load(total.at[all_parts, query], mask=used, other=0.0))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tempo.backends.jax.padded import outline
-from tempo.backends.jax.pallas import pl, triton
+from tempo.backends.jax.pallas import dot, pl, span, triton
 
 Array = Any
 
@@ -76,7 +76,7 @@ def _some_columns(x: Any, matrix: Any, out: Any, shares: Shares) -> None:
     """One program: some columns of the result, or a part of their sums."""
     rows, columns = out.shape
     size = max(LEAST_ROWS, 2 ** math.ceil(math.log2(rows)))
-    own, all_rows = pl.ds(pl.program_id(0) * COLUMNS, COLUMNS), pl.ds(0, size)
+    own, all_rows = pl.ds(pl.program_id(0) * COLUMNS, COLUMNS), span(0, size)
     here = pl.program_id(0) * COLUMNS + jnp.arange(COLUMNS, dtype=jnp.int32) < columns
     used = jnp.arange(size, dtype=jnp.int32) < rows
     first = pl.program_id(1) * shares.tiles
@@ -84,7 +84,7 @@ def _some_columns(x: Any, matrix: Any, out: Any, shares: Shares) -> None:
     def body(n: Array, so_far: Array) -> Array:
         numbers = pl.ds((first + n) * SUMMED, SUMMED)
         tile = _loaded(matrix.at[own, numbers], None if columns % COLUMNS == 0 else here)
-        return so_far + triton.dot(tile, _loaded(x.at[all_rows, numbers], None if size == rows else used), trans_b=True)
+        return so_far + dot(tile, _loaded(x.at[all_rows, numbers], None if size == rows else used), trans_b=True)
 
     tiles = jnp.minimum(jnp.int32(shares.tiles), jnp.int32(x.shape[1] // SUMMED) - first)
     sums = lax.fori_loop(jnp.int32(0), tiles, body, jnp.zeros((COLUMNS, size), jnp.float32))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 # A number in single precision is the sum of two that matrix units know, of whose products only the least is left out:
@@ -15,14 +16,21 @@ from jax import lax
 THREE_PRODUCTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
-def _imported() -> tuple[Any, Any]:
+def _imported() -> tuple[Any, Any, Any]:
+    """Pallas, its way by Triton, and its product by matrix units, which was elsewhere until JAX 0.10.1."""
     try:
         from jax.experimental import pallas
         from jax.experimental.pallas import triton
     except ImportError:
-        return None, None
-    return pallas, triton
+        return None, None, None
+    return pallas, triton, getattr(triton, "dot", None) or pallas.dot
 
 
-pl, triton = _imported()
+pl, triton, dot = _imported()
 IS_THERE = triton is not None
+
+
+def span(start: Any, size: int) -> Any:
+    """``size`` positions, some of which may be beyond the end of their axis and have to be masked. Pallas refuses such
+    a slice where it knows the start for a number, so that is made an array."""
+    return pl.ds(jnp.asarray(start, jnp.int32), size)

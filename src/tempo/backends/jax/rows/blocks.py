@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tempo.backends.jax.pallas import pl, triton
+from tempo.backends.jax.pallas import span, triton
 from tempo.backends.jax.rows.axes import ELEMENTWISE, REDUCTIONS, groups
 from tempo.backends.jax.rows.steps import Number, Step, Var
 
@@ -69,7 +69,7 @@ class View:
     def index(self) -> tuple[Any, ...]:
         wide = padded(self.sizes)
         return tuple(
-            start if axis in self.dropped else pl.ds(start, size)
+            start if axis in self.dropped else span(start, size)
             for axis, (start, size) in enumerate(zip(self.starts, wide, strict=True))
         )
 
