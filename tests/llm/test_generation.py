@@ -211,6 +211,7 @@ def test_one_program_serves_many_lengths(model: llm.LanguageModel) -> None:
 
 def test_lengths_are_rounded() -> None:
     assert [rounded(n) for n in (1, 16, 17, 100, 129, 1000, 4097)] == [16, 16, 32, 112, 160, 1024, 5120]
+    assert [rounded(n, 64, parts=2) for n in (1, 65, 129, 257)] == [64, 128, 192, 384]
 
 
 @pytest.mark.parametrize(

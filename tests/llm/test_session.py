@@ -34,6 +34,15 @@ def test_a_turn_goes_on_from_all_before_it(checkpoint: Checkpoint, kind: str, rn
         assert session.remembered == len(session.tokens)
 
 
+def test_a_few_programs_serve_a_conversation(checkpoint: Checkpoint, rng: np.random.Generator) -> None:
+    model = llm.load(checkpoint("llama")[0])
+    session = llm.Session(model)
+    for length in (9, 30, 40, 25, 60, 1):
+        for _ in session.stream(rng.integers(8, VOCABULARY, length).tolist(), max_new_tokens=20, temperature=0):
+            pass
+    assert len(model._runs) == 1
+
+
 def test_a_turn_that_is_left_is_computed_again(checkpoint: Checkpoint) -> None:
     model = llm.load(checkpoint("llama")[0])
     session = llm.Session(model)

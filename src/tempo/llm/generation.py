@@ -185,6 +185,8 @@ class Past:
     tokens: Sequence[int]
     steps: int
     arrays: Mapping[str, Array]
+    given: int
+    """For how many steps after them tokens are given, with the padding."""
 
 
 class Batch:
@@ -257,7 +259,7 @@ class Batch:
     @property
     def padded(self) -> int:
         """For how many steps tokens are given, with the padding."""
-        return rounded(max(map(len, self.prompts)))
+        return self.past.given if self.past else rounded(max(map(len, self.prompts)))
 
     @property
     def given(self) -> int:
@@ -306,7 +308,8 @@ def left_padded(sequences: Sequence[Sequence[int]], steps: int) -> tuple[Array, 
     return array, starts
 
 
-def rounded(count: int) -> int:
-    """The number of steps, at least ``count`` and at most a quarter more, that programs are compiled for."""
-    step = max(16, 1 << max(count.bit_length() - 3, 0))
+def rounded(count: int, least: int = 16, parts: int = 4) -> int:
+    """The number of steps, at least ``count`` and ``least``, that programs are compiled for: one of so many ``parts``
+    between a power of two and the next."""
+    step = max(least, (1 << max(count.bit_length() - 1, 0)) // parts)
     return -(-count // step) * step

@@ -15,6 +15,12 @@ from tempo.llm.text import Stop
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# Every turn has a longer past than the one before it, and another prompt. Beside the seconds that it takes to compile
+# a program for that, a past that is padded costs next to nothing: a single text's keys and values are few bytes in
+# comparison with the weights. So a few programs serve a conversation.
+LEAST_PAST = 1024
+LEAST_GIVEN = 64
+
 
 class Session:
     """A conversation with a model: what has been said, and the keys and values that came of it.
@@ -56,8 +62,8 @@ class Session:
         tokens = [*before, *self.model.encoded(prompt, special=not before)]
         # As many tokens as programs are compiled for, even if some of them are remembered; at least the last one, which
         # gives the logits to go on from.
-        steps = rounded(max(len(tokens) - self.remembered, 1))
-        past = self._past(tokens[: max(len(tokens) - steps, 0)])
+        steps = rounded(max(len(tokens) - self.remembered, 1), LEAST_GIVEN, parts=2)
+        past = self._past(tokens[: max(len(tokens) - steps, 0)], steps)
         batch = Batch(self.model, [tokens[len(past.tokens) :]], max_new_tokens, how, stop, seed, past=past)
         self.tokens = tokens
         try:
@@ -75,11 +81,12 @@ class Session:
                 names = [name for name in batch.result.outputs if name.startswith(("keys.", "values."))]
                 self._states = {name: batch.result.outputs[name][:, first:last] for name in names}
 
-    def _past(self, tokens: Sequence[int]) -> Past:
-        """The first tokens with their keys and values."""
-        count = len(tokens)
-        steps = rounded(max(count, 1))
-        config = self.model.config
+    def _past(self, tokens: Sequence[int], given: int) -> Past:
+        """The first tokens with their keys and values, before so many steps with tokens."""
+        count, config = len(tokens), self.model.config
+        # No text is longer than learned positions.
+        least = LEAST_PAST if config.rope_theta is not None else min(LEAST_PAST, config.context)
+        steps = rounded(max(count, 1), least, parts=2)
         arrays = {}
         for n in range(config.layers):
             for kind in ("keys", "values"):
@@ -87,4 +94,4 @@ class Session:
                 if count:
                     array[:, steps - count :] = self._states[f"{kind}.{n}"][:, :count]
                 arrays[f"past_{kind}.{n}"] = array
-        return Past(tokens, steps, arrays)
+        return Past(tokens, steps, arrays, given)
