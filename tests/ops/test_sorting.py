@@ -43,12 +43,33 @@ def test_extreme_integers():
     assert value(lambda x: tp.sort(x, descending=True), x).tolist() == [2**31 - 1, 0, -(2**31)]
     x = np.array([0, 255, 7], np.uint8)
     assert value(lambda x: tp.sort(x, descending=True), x).tolist() == [255, 7, 0]
+    x = np.array([2**31, 0, 2**32 - 1], np.uint32)
+    assert value(tp.sort, x).tolist() == [0, 2**31, 2**32 - 1]
 
 
-def test_nan_is_the_greatest():
-    x = np.array([1.0, np.nan, -np.inf, np.inf])
-    assert value(tp.argsort, x).tolist() == [2, 0, 3, 1]
-    assert value(lambda x: tp.argsort(x, descending=True), x).tolist() == [1, 3, 0, 2]
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+def test_nan_is_the_greatest(dtype):
+    x = np.array([1.0, np.nan, -np.inf, np.inf, -np.nan], dtype)
+    assert value(tp.argsort, x).tolist() == [2, 0, 3, 1, 4]
+    assert value(lambda x: tp.argsort(x, descending=True), x).tolist() == [1, 4, 3, 0, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+def test_zeros_of_different_signs_are_equal(dtype):
+    x = np.array([1.0, 0.0, -0.0, 0.0, -1.0], dtype)
+    assert value(tp.argsort, x).tolist() == [4, 1, 2, 3, 0]
+    assert value(lambda x: tp.argsort(x, descending=True), x).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.int32, np.uint8])
+def test_on_a_cpu_one_array_is_sorted(dtype):
+    """XLA takes much longer for keys with the positions beside them."""
+    with tp.Program() as prog:
+        x = prog.input("x", shape=40, dtype=dtype)
+        prog.output("order", tp.argsort(x, descending=True))
+    text = prog.compile({}, device="cpu")._whole.compiled.as_text()
+    (line,) = [line for line in text.splitlines() if " sort(" in line]
+    assert "= u64[40]{0} sort(" in line
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 5])
