@@ -338,7 +338,8 @@ def test_the_command_itself() -> None:
     assert failed.returncode == 1
     assert failed.stderr == (
         "there is no file 'nowhere/config.json'\n"
-        "  hint: name the directory of a checkpoint as Hugging Face transformers saves it\n"
+        "  hint: name the directory of a checkpoint as Hugging Face transformers saves it; "
+        "hf download NAME --local-dir DIRECTORY makes one\n"
     )
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"tempo": "tempo.cli:main"}

@@ -259,7 +259,10 @@ def test_gpt2_without_what_is_usual(tmp_path: Path) -> None:
 
 
 def test_no_configuration(tmp_path: Path) -> None:
-    hint = "  hint: name the directory of a checkpoint as Hugging Face transformers saves it"
+    hint = (
+        "  hint: name the directory of a checkpoint as Hugging Face transformers saves it; "
+        "hf download NAME --local-dir DIRECTORY makes one"
+    )
     with fails(tmp_path, "there is no file 'DIR/config.json'", hint):
         Config.load(tmp_path)
     with fails(tmp_path, "there is no file 'DIR/nowhere/config.json'", hint):

@@ -248,6 +248,22 @@ def test_mistakes(model: llm.LanguageModel, prompts: Any, options: dict[str, Any
     assert str(caught.value).splitlines()[0] == message
 
 
+@pytest.mark.parametrize("use", [llm.generate, llm.stream, llm.score, lambda model, _: llm.Session(model)])
+def test_a_model_that_was_not_loaded(use: Callable[..., Any], checkpoint: Checkpoint) -> None:
+    directory, reference = checkpoint("llama")
+    for given, what in ((directory, f"'{directory}'"), (str(directory), f"'{directory}'")):
+        with pytest.raises(tp.errors.ModelError) as error:
+            use(given, "the")
+        assert str(error.value) == (
+            f"the model is {what}, expected what llm.load gives\n  hint: model = llm.load({what})"
+        )
+    with pytest.raises(tp.errors.ModelError) as error:
+        use(reference, "the")
+    assert str(error.value) == (
+        "the model is a LlamaForCausalLM, expected what llm.load gives\n  hint: model = llm.load(directory)"
+    )
+
+
 def test_learned_positions_come_to_an_end(checkpoint: Checkpoint) -> None:
     model = llm.load(checkpoint("gpt2")[0])
     with pytest.raises(tp.errors.ModelError, match=f"are more than the {CONTEXT} positions that the model has"):

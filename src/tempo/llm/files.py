@@ -124,7 +124,8 @@ def read_fields(path: Path) -> Fields:
     if not path.is_file():
         raise ModelError(
             f"there is no file '{path}'",
-            hint="name the directory of a checkpoint as Hugging Face transformers saves it",
+            hint="name the directory of a checkpoint as Hugging Face transformers saves it; "
+            "hf download NAME --local-dir DIRECTORY makes one",
         )
     text = read_text(path)
     try:

@@ -16,7 +16,7 @@ import tempo as tp
 from tempo.llm import sampling
 from tempo.llm.arguments import as_count, listed
 from tempo.llm.decoder import States
-from tempo.llm.model import LanguageModel
+from tempo.llm.model import LanguageModel, as_model
 from tempo.llm.sampling import Options, Sampling
 from tempo.llm.text import Stop, Text, stops_of
 
@@ -293,6 +293,7 @@ class Batch:
 
 def encoded(model: LanguageModel, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
     """One prompt or several, as tokens."""
+    model = as_model(model)
     given = listed(prompts)
     # What is neither a text nor a list can only be a token, if a wrong one.
     alone = isinstance(given, str) or not all(isinstance(prompt, str) or hasattr(prompt, "__len__") for prompt in given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ class LanguageModel:
                 "the model has no tokenizer", hint="put tokenizer.json beside the weights, or give tokens, not text"
             )
         return self.tokenizer
+
+
+def as_model(model: Any) -> LanguageModel:
+    """A model that was loaded."""
+    if not isinstance(model, LanguageModel):
+        given = repr(os.fspath(model)) if isinstance(model, str | os.PathLike) else None
+        raise tp.errors.ModelError(
+            f"the model is {given or f'a {type(model).__name__}'}, expected what llm.load gives",
+            hint=f"model = llm.load({given or 'directory'})",
+        )
+    return model
 
 
 def _on_device(array: Any, dtype: Any, device: str | None) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tempo.llm import sampling
 from tempo.llm.generation import Batch, Past, Piece, Prompt, rounded
-from tempo.llm.model import LanguageModel
+from tempo.llm.model import LanguageModel, as_model
 from tempo.llm.sampling import Options
 from tempo.llm.text import Stop
 
@@ -33,7 +33,7 @@ class Session:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+        self.model = as_model(model)
         self.tokens: list[int] = []
         """Everything so far, the prompts and what was generated."""
         self._states: Mapping[str, Array] = {}  # by the names of outputs; over the first steps of ``tokens``
