@@ -61,6 +61,12 @@ def test_generate_streams_the_text_and_tells_how_fast(
     assert re.fullmatch(r"peak memory: [\d,]+ MiB (of this process|on the device)", captured.err.splitlines()[3])
 
 
+def test_tokens_that_come_with_the_first_are_not_fast() -> None:
+    meter = cli.Meter()
+    meter.texts = [[2.0, 2.0001, 2.5, 3.0], [1.0, 1.0001], []]
+    assert list(meter.lines()) == ["tokens: 6", "tokens per second: 2.0", "time to first token: 2.00 s"]
+
+
 def test_a_terminal_that_cannot_show_everything(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1", write_through=True))

@@ -22,6 +22,8 @@ from tempo.llm.text import stop_texts
 from tempo.schedule.planning import bytes_of
 
 DTYPES = ("float32", "bfloat16", "float16")
+# Tokens that are handed over together are no further apart than this.
+TOGETHER_SECONDS = 5e-4
 # The options that say how tokens are chosen, by the names that llm.stream has for them.
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
 
@@ -186,8 +188,9 @@ class Meter:
     def lines(self) -> Iterator[str]:
         texts = [times for times in self.texts if times]
         yield f"tokens: {sum(map(len, texts))}"
-        # The first one of a text waits for the compiler and the prompt.
-        counted, seconds = sum(len(times) - 1 for times in texts), sum(times[-1] - times[0] for times in texts)
+        # The first one of a text waits for the compiler and the prompt, and others may be handed over with it.
+        counted = sum(time - times[0] > TOGETHER_SECONDS for times in texts for time in times)
+        seconds = sum(times[-1] - times[0] for times in texts)
         if counted:
             yield f"tokens per second: {counted / seconds:.1f}"
         if texts:
