@@ -103,6 +103,16 @@ def test_what_is_streamed_is_what_is_generated(model: llm.LanguageModel) -> None
         assert [piece.logprob for piece in own if piece.token is not None] == pytest.approx(text.logprobs, abs=1e-5)
 
 
+def test_what_was_streamed_does_not_stay_in_memory(model: llm.LanguageModel) -> None:
+    for _ in llm.stream(model, PROMPTS, max_new_tokens=3):
+        pass
+    for pieces in (llm.stream(model, PROMPTS, max_new_tokens=20), llm.Session(model).stream([5], max_new_tokens=20)):
+        next(pieces)
+        pieces.close()  # type: ignore[attr-defined]
+    llm.generate(model, "the tale", max_new_tokens=20, stop="a")
+    assert all(run._latest is None for run in model._runs.values())
+
+
 def test_log_probabilities_are_those_of_the_score(model: llm.LanguageModel) -> None:
     (text,) = llm.generate(model, [PROMPTS[0]], max_new_tokens=9, temperature=0, logprobs=True)
     (score,) = llm.score(model, [[*PROMPTS[0], *text.tokens]])

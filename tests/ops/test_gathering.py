@@ -161,6 +161,25 @@ def test_an_index_out_of_range_is_an_error(fn, wrong):
     assert "test_gathering.py" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [bfloat16, np.float16])
+def test_a_loop_reads_rows_in_half_precision_from_the_table_itself(dtype):
+    """On a CPU, XLA would convert the whole table before the loop."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        table = prog.input("table", shape=(10_000, 3), dtype=dtype)
+        row = prog.recurrent("row", domain=t, dtype="int32")
+        row[0] = 7
+        row[t + 1] = tp.argmax(tp.take(table, row))
+        prog.output("last", row[T])
+    run = prog.compile({T: 5}, device="cpu")
+    assert run._whole.compiled.memory_analysis().temp_size_in_bytes < 10_000
+    x = numbers(10_000, 3, dtype=dtype)
+    expected = 7
+    for _ in range(5):
+        expected = np.argmax(x[expected])
+    assert run(table=x).last == expected
+
+
 MISTAKES = [
     (lambda x: tp.take(x, [0.5]), "take: indices must be integers, found float32"),
     (lambda x: tp.take(x, x > 0), "take: indices must be integers, found bool"),

@@ -398,6 +398,29 @@ def test_pressing_ctrl_c_twice_stops_in_the_middle(monkeypatch: pytest.MonkeyPat
     )
 
 
+@backends
+def test_a_closed_stream_gives_its_memory_back(backend: str) -> None:
+    prog, I = halving()
+    run = prog.compile({I: 3}, backend)
+    stream = run.stream()
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert stream.result is None
+    with pytest.raises(tp.errors.CheckpointError) as unsaved:
+        run.save("nowhere")
+    assert str(unsaved.value).startswith("there is nothing to save: the call of program 'halving' is over\n")
+
+    whole, other = run.stream(), run.stream()
+    assert len(list(whole)) == 3
+    whole.close()  # of which nothing is in memory any more: the other one is the latest
+    assert whole.result is not None and whole.result.last == 0.125
+    assert len(list(other)) == 3
+    assert run._latest is other._run
+    other.close()
+    assert run._latest is None
+
+
 # -- threads ------------------------------------------------------------------------------------------------------
 
 

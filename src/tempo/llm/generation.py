@@ -6,6 +6,7 @@ that a few of them serve all lengths; how many tokens are wanted, and the number
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -235,22 +236,23 @@ class Batch:
         """Piece by piece."""
         if not self.prompts:
             return
-        running = self.compiled(emits=True).stream(seed=self.seed, **self.inputs())
-        values: dict[str, Array] = {}
-        for record in running:
-            if record.point["t"] < self.given:
-                continue
-            values[record.name] = record.value
-            if len(values) < 1 + self.logprobs:
-                continue
-            for n, text in enumerate(self.texts):
-                logprob = float(values["logprobs"][n]) if self.logprobs else None
-                token = int(values["tokens"][n])
-                if not text.ended and (piece := text.add(token, logprob)) is not None:
-                    yield Piece(n, token, piece, logprob)
-            values.clear()
-            if self.stops and all(text.ended for text in self.texts):
-                break
+        # What is left early must not stay in memory.
+        with contextlib.closing(self.compiled(emits=True).stream(seed=self.seed, **self.inputs())) as running:
+            values: dict[str, Array] = {}
+            for record in running:
+                if record.point["t"] < self.given:
+                    continue
+                values[record.name] = record.value
+                if len(values) < 1 + self.logprobs:
+                    continue
+                for n, text in enumerate(self.texts):
+                    logprob = float(values["logprobs"][n]) if self.logprobs else None
+                    token = int(values["tokens"][n])
+                    if not text.ended and (piece := text.add(token, logprob)) is not None:
+                        yield Piece(n, token, piece, logprob)
+                values.clear()
+                if self.stops and all(text.ended for text in self.texts):
+                    break
         self.result = running.result
         for n, text in enumerate(self.texts):
             if rest := text.rest():

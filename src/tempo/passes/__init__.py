@@ -22,6 +22,7 @@ from tempo.passes.simplify import simplify
 from tempo.passes.single_steps import drop_single_steps
 from tempo.passes.skew import skew
 from tempo.passes.views import split_views
+from tempo.passes.widened import widen_what_stays
 from tempo.symbolic import Dim
 
 PASSES: tuple[tuple[str, Callable[..., Graph]], ...] = (
@@ -44,6 +45,7 @@ FOR_NUMBERS = (drop_single_steps, compute_selected, skew)
 
 FUSE_ATTENTION_TO_PAST = "fuse attention to past"
 FUSE_ATTENTION = "fuse attention"
+WIDEN_WHAT_STAYS = "widen what stays"
 
 # Backends know no accumulations, so that this one cannot be left out.
 NEEDED = ("resolve accumulations",)
@@ -81,8 +83,11 @@ def apply_parallel_passes(
 
 
 def apply_sequential_passes(graph: Graph, skip: Container[str]) -> Graph:
-    """The last of the passes for devices that take twice as long for two steps."""
-    return graph if FUSE_ATTENTION in skip else fuse_attention(graph, of_windows=True)
+    """The last of the passes for devices that take twice as long for two steps, and have no products in half
+    precision."""
+    if FUSE_ATTENTION not in skip:
+        graph = fuse_attention(graph, of_windows=True)
+    return graph if WIDEN_WHAT_STAYS in skip else widen_what_stays(graph)
 
 
 def with_own_emits(graph: Graph) -> Graph:

@@ -210,7 +210,12 @@ class Executable(OneOfAKind):
             from tempo.runtime.progress import ProgressBar
 
             bar = ProgressBar(self.source.name, run.script.iterations)
-        return Stream(run, lambda: self.result(run.worker.outputs(), ()), bar)
+
+        def give_up() -> None:
+            if self._latest is run:
+                self._latest, self._over = None, True
+
+        return Stream(run, lambda: self.result(run.worker.outputs(), ()), give_up, bar)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the latest run, as it is now, into a file, from which ``load`` lets it go on."""
@@ -325,13 +330,17 @@ class Stream(OneOfAKind):
     """What a running program emits, one record after the other; ``result`` when all is done.
 
     A stream that was left by an exception, Ctrl-C or that of a host function, goes on if it is iterated over again.
+    Until it is closed, or the program runs again, the run is kept in memory, so that it can go on and be saved.
     """
 
     _instead = "run.save(path) and run.load(path) hand a run over; records and results can be copied"
 
-    def __init__(self, run: Run, finish: Callable[[], Result], bar: ProgressBar | None = None) -> None:
-        self._run = run
-        self._finish = finish
+    def __init__(
+        self, run: Run, finish: Callable[[], Result], give_up: Callable[[], None], bar: ProgressBar | None = None
+    ) -> None:
+        self._run: Run | None = run
+        self._finish: Callable[[], Result] | None = finish
+        self._give_up = give_up
         self._bar = bar
         if bar is not None:
             # Whoever leaves a stream for good gets the terminal back.
@@ -346,6 +355,8 @@ class Stream(OneOfAKind):
 
     def __next__(self) -> Emitted:
         run = self._run
+        if run is None or self._finish is None:
+            raise StopIteration
         if not run.pending:
             with self._bar or contextlib.nullcontext(), run.held_back.watched:
                 while not run.pending and run.advance():
@@ -359,6 +370,13 @@ class Stream(OneOfAKind):
             raise StopIteration
         name, record = run.pending.popleft()
         return Emitted(name, record.point, record.value)
+
+    def close(self) -> None:
+        """Give the run's memory back: it ends where it is, and can no longer be saved. A ``result`` stays."""
+        self._give_up()
+        self._run = self._finish = None
+        if self._bar is not None:
+            self._bar.stop()
 
 
 class Emitted(NamedTuple):

@@ -103,7 +103,18 @@ class Jx:
         """The elements of an axis at these positions, whose shape takes the axis' place; outside, anything."""
         if not array.shape[axis]:
             return jnp.zeros(array.shape[:axis] + positions.shape + array.shape[axis + 1 :], array.dtype)
-        return jnp.take(array, positions, axis, mode="clip")
+
+        def gathered(array: Array, positions: Array) -> Array:
+            return jnp.take(array, positions, axis, mode="clip")
+
+        def tied(array: Array, positions: Array) -> Array:
+            return gathered(*lax.optimization_barrier((array, positions)))  # type: ignore[no-untyped-call]
+
+        # XLA for CPUs converts what it gathers from half precision; and all of a table before a loop in which that
+        # stays the same, unless it depends on what does not.
+        if array.dtype in (jnp.bfloat16, jnp.float16):
+            return lax.platform_dependent(array, positions, cpu=tied, default=gathered)
+        return gathered(array, positions)
 
     @staticmethod
     def fit(array: Array, lengths: tuple[int, ...], fill: Any = None) -> Array:
