@@ -326,7 +326,9 @@ def test_chat_needs_a_tokenizer(directory: Path, tmp_path: Path, capsys: pytest.
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     assert main(["chat", "--model", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        "a conversation needs the model's tokenizer\n  hint: put tokenizer.json beside the weights\n"
+        "a conversation needs the model's tokenizer\n"
+        "  hint: put tokenizer.json beside the weights: load the tokenizer with Hugging Face transformers, which also "
+        "reads other formats, and save it with tokenizer.save_pretrained(...)\n"
     )
 
 

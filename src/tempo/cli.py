@@ -19,6 +19,7 @@ from tempo import cli_training, llm
 from tempo.llm.arguments import as_count
 from tempo.llm.sampling import Sampling
 from tempo.llm.text import stop_texts
+from tempo.llm.tokenizer import BESIDE
 from tempo.schedule.planning import bytes_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -270,9 +271,7 @@ class Conversation:
 
     def __init__(self, model: llm.LanguageModel, system: str | None = None) -> None:
         if model.tokenizer is None:
-            raise tp.errors.ModelError(
-                "a conversation needs the model's tokenizer", hint="put tokenizer.json beside the weights"
-            )
+            raise tp.errors.ModelError("a conversation needs the model's tokenizer", hint=BESIDE)
         self.model = model
         self.tokenizer = model.tokenizer
         self.system = system

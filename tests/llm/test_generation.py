@@ -295,7 +295,8 @@ def test_stop_needs_a_tokenizer(model: llm.LanguageModel) -> None:
         llm.generate(without, [[2]], stop="a")
     assert str(error.value) == (
         "stop = 'a': the model has no tokenizer, so there is no text to look for it in\n"
-        "  hint: put tokenizer.json beside the weights"
+        "  hint: put tokenizer.json beside the weights: load the tokenizer with Hugging Face transformers, which also "
+        "reads other formats, and save it with tokenizer.save_pretrained(...)"
     )
 
 

@@ -13,7 +13,7 @@ from tempo.llm.config import Config
 from tempo.llm.decoder import Decoder
 from tempo.llm.files import PathLike
 from tempo.llm.parameters import as_array, check_names, shapes
-from tempo.llm.tokenizer import Tokenizer
+from tempo.llm.tokenizer import BESIDE, Tokenizer
 from tempo.llm.weights import Weights
 
 
@@ -95,9 +95,7 @@ class LanguageModel:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise tp.errors.ModelError(
-                "the model has no tokenizer", hint="put tokenizer.json beside the weights, or give tokens, not text"
-            )
+            raise tp.errors.ModelError("the model has no tokenizer", hint=f"give tokens, not text, or {BESIDE}")
         return self.tokenizer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tempo.errors import ModelError
 from tempo.llm.model import LanguageModel
-from tempo.llm.tokenizer import TextStream
+from tempo.llm.tokenizer import BESIDE, TextStream
 
 Stop = str | Sequence[str] | None
 """A text that ends a text, or several, or none."""
@@ -31,7 +31,7 @@ def stops_of(model: LanguageModel, stop: Stop) -> tuple[str, ...]:
     if found and model.tokenizer is None:
         raise ModelError(
             f"stop = {stop!r}: the model has no tokenizer, so there is no text to look for it in",
-            hint="put tokenizer.json beside the weights",
+            hint=BESIDE,
         )
     return found
 

@@ -14,6 +14,11 @@ from tempo.llm.files import Fields, PathLike, read_fields, read_text
 from tempo.llm.templates import Message, rendered
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+CONVERSION = (
+    "load the tokenizer with Hugging Face transformers, which also reads other formats, and save it with "
+    "tokenizer.save_pretrained(...)"
+)
+BESIDE = f"put tokenizer.json beside the weights: {CONVERSION}"
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
@@ -152,8 +157,7 @@ def _read_tokenizer(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(
             f"there is no file '{path}'",
-            hint="load the tokenizer with Hugging Face transformers, which also reads other formats, and save it with "
-            "tokenizer.save_pretrained(...)",
+            hint=CONVERSION,
         )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
