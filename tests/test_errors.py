@@ -2068,6 +2068,12 @@ def test_inputs() -> None:
         "seed = 0.5: a seed is an integer",
     ):
         prog.evaluate({T: 3}, seed=0.5, x=x, n=n)
+    for seed in (2**64, -(2**63) - 1):
+        with fails(
+            errors.InputError,
+            f"seed = {seed}: a seed has 64 bits at most",
+        ):
+            prog.evaluate({T: 3}, seed=seed, x=x, n=n)
 
 
 def test_one_value_at_the_wrong_point() -> None:

@@ -254,6 +254,8 @@ def can_cast(source: dtypes.DType, target: dtypes.DType) -> bool:
 def check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed = {seed!r}: a seed is an integer")
+    if not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed = {seed}: a seed has 64 bits at most")
 
 
 def seed_words(seed: int) -> Array:

@@ -86,7 +86,7 @@ def test_the_prompt_is_one_block(model: llm.LanguageModel) -> None:
 def test_a_long_prompt_is_cut_where_memory_is_short(checkpoint: Checkpoint, rng: np.random.Generator) -> None:
     prompt = rng.integers(8, VOCABULARY, 200).tolist()
     directory, _ = checkpoint("llama")
-    free, short = llm.load(directory), llm.load(directory, memory="800KB")
+    free, short = llm.load(directory, device="cpu"), llm.load(directory, device="cpu", memory="800KB")
     assert llm.generate(free, prompt, 4, temperature=0) == llm.generate(short, prompt, 4, temperature=0)
     (run,) = short._runs.values()
     assert 1 < run.plan.blocks["t"] < 200
@@ -238,6 +238,7 @@ def test_lengths_are_rounded() -> None:
         ("the\udcff", {}, "a text has '\\udcff' at position 3, which is not a character"),
         ([[2]], {"max_new_tokens": 2.5}, "max_new_tokens = 2.5: expected an integer"),
         ([[2]], {"max_new_tokens": "2"}, "max_new_tokens = '2': expected an integer"),
+        ([[2]], {"seed": None}, "seed = None: expected an integer"),
         ([[2]], {"temperature": "warm"}, "temperature = 'warm': expected a number"),
         ([[2]], {"top_k": 2.5}, "top_k = 2.5: expected an integer"),
         ([[2]], {"stop": ["a", 3]}, "stop = ['a', 3]: 3 is not a text"),

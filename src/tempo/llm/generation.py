@@ -15,7 +15,7 @@ import numpy as np
 
 import tempo as tp
 from tempo.llm import sampling
-from tempo.llm.arguments import as_count, listed
+from tempo.llm.arguments import as_count, as_integer, listed
 from tempo.llm.decoder import States
 from tempo.llm.model import LanguageModel, as_model
 from tempo.llm.sampling import Options, Sampling
@@ -209,7 +209,7 @@ class Batch:
         self.prompts = prompts
         self.how = how
         self.stops = stops_of(model, stop)
-        self.seed = seed
+        self.seed = as_integer(seed, "seed =")
         self.logprobs = logprobs
         self.past = past
         steps = max(map(len, prompts), default=0) + self.most
