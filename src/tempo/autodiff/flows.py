@@ -11,7 +11,7 @@ from tempo.autodiff.requests import Request
 from tempo.errors import IndexExpressionError
 from tempo.graph.node import Case, Domain, Node, Scatter, frozen
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import reachable
+from tempo.graph.traversal import components, reachable
 from tempo.symbolic import (
     TRUE,
     Dim,
@@ -207,8 +207,7 @@ def _single_steps(flows: Sequence[Flow], dim: Dim) -> set[Node]:
             else:
                 around.setdefault(f.consumer, []).append((f.producer, item + theirs.start))
     found: set[Node] = set()
-    for start in around:
-        together = _closure([start], ((a, b) for a, near in around.items() for b, _ in near if b in around))
+    for together in components({a: [b for b, _ in near if b in around] for a, near in around.items()}):
         steps = {step for a in together for b, step in around[a] if b not in around}
         if len(steps) == 1 and None not in steps:
             found |= together

@@ -346,10 +346,14 @@ class _Forms:
     def constant(self, value: float) -> Edge:
         return make(CONSTANT, source=self.y.source, value=scalar(value, self.y.dtype))
 
+    def needs_y(self, node: Node, edge: Edge) -> bool:
+        """Whether what a node of the circle reads needs y (in the same iteration of the loops around)."""
+        return edge.node in self.circle and not self.search.is_carried(node, edge, self.outer)
+
     def read(self, node: Node, edge: Edge) -> _Form | None:
-        """What a node of the circle reads; None if it does not need y (in the same iteration of the loops around)."""
+        """What a node of the circle reads; None if it does not need y."""
         producer = edge.node
-        if producer not in self.circle or self.search.is_carried(node, edge, self.outer):
+        if not self.needs_y(node, edge):
             return None
         points = [item for item in edge.index if isinstance(item, Expr)]  # all are, see ``may_be_linear``
         offsets = [(item - own).constant for own, item in zip(node.domain, points, strict=True)]
@@ -358,12 +362,24 @@ class _Forms:
         return self.form(producer).at(producer, edge.index, offsets)
 
     def form(self, node: Node) -> _Form:
-        if node not in self.forms:
-            self.forms[node] = None
-            self.forms[node] = self.by_cases(node) if node.op is RECURRENT else self.operation(node)
+        """The form of a node, after those of all that it reads. (Circles are longer than Python's stack is deep.)"""
+        pending = [node]
+        while pending:
+            here = pending[-1]
+            if self.forms.get(here) is not None:
+                pending.pop()
+                continue
+            edges = (edge for edge in _edges(self.graph, here) if self.needs_y(here, edge))
+            missing = [e.node for e in edges if e.node is not self.y and self.forms.get(e.node) is None]
+            if not missing:
+                self.forms[here] = self.by_cases(here) if here.op is RECURRENT else self.operation(here)
+            elif here in self.forms:  # it needs itself without y
+                raise _NotLinearError
+            else:
+                self.forms[here] = None
+                pending += missing
         found = self.forms[node]
-        if found is None:  # the node needs itself without y
-            raise _NotLinearError
+        assert found is not None
         return found
 
     def operation(self, node: Node) -> _Form:
