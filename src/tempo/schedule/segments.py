@@ -84,14 +84,14 @@ class Segments:
         Most nodes may be computed for a few steps more than they are needed: whole blocks of all are better than a cut.
         """
         spans = {}
-        stops: dict[int, list[int]] = {}
+        stops: dict[int, set[int]] = {}
         for node in nodes:
             if fold := self.folds.get(node, {}).get(family):
                 spans[node] = (fold.base, fold.base + fold.count)
             else:
                 steps = self.extents.in_loop(node, family)
                 spans[node] = steps.start, steps.stop
-                stops.setdefault(self.extents.shifts.get((node, family), 0), []).append(steps.stop)
+                stops.setdefault(self.extents.shifts.get((node, family), 0), set()).add(steps.stop)
         first = min(low for low, _ in spans.values())
         for node, (low, high) in spans.items():
             if node.op is not HOST and family not in self.folds.get(node, {}):

@@ -64,8 +64,8 @@ class Tiling:
         follow_readers(units, self.groups, self.place, dependences)
 
     def add(self, unit: Group) -> None:
-        reads = [d for node in unit.nodes for d in self.reads.get(node, ())]
-        outside = [d for d in reads if d.producer not in unit.nodes]
+        members = set(unit.nodes)
+        outside = [d for node in unit.nodes for d in self.reads.get(node, ()) if d.producer not in members]
         found = self.fold(unit, outside)
         tiled = found is not None or self.is_tiled(unit)
         kinds = [replace(unit, nodes=[])]
