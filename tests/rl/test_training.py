@@ -330,6 +330,8 @@ def test_settings_are_those_of_the_training_that_is_there(tmp_path: Path, monkey
     [
         ("rat=1", "reinforce has no argument 'rat'"),
         ("rate=fast", "'rate=fast' gives rate no value"),
+        ("count=0", "count is 0"),
+        ("steps=2.5", "steps is 2.5"),
     ],
 )
 def test_arguments_that_do_not_fit(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
