@@ -196,3 +196,7 @@ def test_methods_are_the_functions():
     assert np.array_equal(value(lambda x: x.transpose(1, 0, 2), x), x.transpose(1, 0, 2))
     assert np.array_equal(value(lambda x: x.reshape(6, 4), x), x.reshape(6, 4))
     assert np.array_equal(value(lambda x: x.flatten(), x), x.flatten())
+
+
+def test_tiles_of_a_number_of_numpys():
+    same(lambda x: tp.tile(x, np.int64(2)), lambda x: np.tile(x, 2), numbers(2, 3))

@@ -74,6 +74,11 @@ def require_integer(op: str, edge: Edge) -> None:
         )
 
 
+def require_numbers(op: str, edges: Sequence[Edge], hint: str = "cast with .astype(tp.int32)") -> None:
+    if any(dtypes.is_bool(edge.dtype) for edge in edges):
+        raise DtypeError(f"{op}: bool tensors have no arithmetic", places=places(edges), hint=hint)
+
+
 def to_float(x: RecurrentTensor) -> RecurrentTensor:
     """The tensor in the float type in which functions such as exp are computed."""
     from tempo.ops.elementwise import astype

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tempo import dtypes
 from tempo.dtypes import DType
-from tempo.errors import DtypeError, ShapeError
+from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
-from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.common import accumulate_in, normal_axis, places, require_numbers
 from tempo.ops.reduction import sum as sum_
 from tempo.ops.shaping import reshape, transpose
 from tempo.source import user_line
@@ -162,12 +161,7 @@ def _rearranged(x: RecurrentTensor, term: str, out: str) -> RecurrentTensor:
 
 def _numbers(op: str, *values: TensorLike) -> tuple[RecurrentTensor, ...]:
     tensors = coerce(*values)
-    if dtypes.is_bool(tensors[0].dtype):
-        raise DtypeError(
-            f"{op}: bool tensors have no arithmetic",
-            places=places([x.edge for x in tensors]),
-            hint="cast with .astype(tp.int32)",
-        )
+    require_numbers(op, [x.edge for x in tensors])
     return tensors
 
 

@@ -73,10 +73,9 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, program: Program | N
     """
     array = as_array(value)
     if dtype is None:
-        wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(array.dtype, array.dtype)
+        target = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(array.dtype, array.dtype)
     else:
-        wanted = dtypes.as_dtype(dtype)
-    target = dtypes.as_dtype(wanted)
+        target = dtypes.as_dtype(dtype)
     array = _converted(array, target)
     array.setflags(write=False)
     return apply(CONSTANT, (), program=program, value=array)
@@ -102,6 +101,18 @@ def _converted(array: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, An
             hint=f"choose a dtype that holds it, e.g. tp.{wider}",
         )
     return array.astype(target)
+
+
+def number(op: str, value: Any, dtype: DType | None, hint: str = "give a number") -> np.ndarray[Any, Any]:
+    """One number in a dtype; without one, float32, int32 or bool."""
+    array = as_array(value)
+    if array.shape != ():
+        raise ShapeError(
+            f"{op}: the value must be one number, found shape {show_shape(array.shape)}",
+            places=[("here", user_line())],
+            hint=hint,
+        )
+    return _converted(array, dtypes.scalar_dtype(array.item()) if dtype is None else dtype)
 
 
 def in_native_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -155,15 +166,8 @@ def full(
         found = broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
         dims = found.program.as_domain(domain)
         return found if set(dims) <= set(found.domain) else copy(found, dims)
-    scalar = as_array(value)
-    if scalar.shape != ():
-        raise ShapeError(
-            f"full: the value must be one number, found shape {show_shape(scalar.shape)}",
-            places=[("here", user_line())],
-            hint="use tp.broadcast_to(value, shape)",
-        )
-    target = dtypes.scalar_dtype(scalar.item()) if dtype is None else dtypes.as_dtype(dtype)
-    return _full(as_shape(shape), _converted(scalar, target), domain)
+    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+    return _full(as_shape(shape), number("full", value, wanted, "use tp.broadcast_to(value, shape)"), domain)
 
 
 def _full(shape: Shape, value: np.ndarray[Any, Any], domain: Domain | Dim) -> RecurrentTensor:

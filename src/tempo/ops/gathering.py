@@ -10,7 +10,7 @@ from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, normal_size, show_shape
-from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer
+from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer, require_numbers
 from tempo.ops.creation import arange, zeros_like
 from tempo.ops.elementwise import astype, equal, where
 from tempo.ops.shaping import broadcast_to, expand_dims
@@ -217,12 +217,7 @@ def scatter_add(x: TensorLike, indices: TensorLike, updates: TensorLike, axis: i
     tensor, added = coerce(x, updates)
     axis = normal_axis("scatter_add", tensor.edge, axis)
     found = _indices("scatter_add", tensor, indices, axis)
-    if dtypes.is_bool(tensor.dtype):
-        raise ShapeError(
-            "scatter_add: bool tensors have no arithmetic",
-            places=places([tensor.edge, added.edge]),
-            hint="cast with .astype(tp.int32)",
-        )
+    require_numbers("scatter_add", [tensor.edge, added.edge])
     shape = _taken(tensor.edge, found.edge, axis)
     try:
         added = broadcast_to(added, shape)

@@ -13,6 +13,7 @@ from tempo.dtypes import DType
 from tempo.errors import DtypeError
 from tempo.graph.node import Edge, Primitive, Shape, Size
 from tempo.ops.common import accumulate_in, normal_axes, normal_axis
+from tempo.ops.creation import number
 from tempo.ops.elementwise import (
     _index_like,
     astype,
@@ -274,7 +275,7 @@ def _extreme(
         )
     tensor = as_tensor(x)
     if initial is not None:
-        initial = np.asarray(initial).astype(tensor.dtype)
+        initial = number(op.name, initial, tensor.dtype)
     return _reduce(op, tensor, others[0] if others else axis, keepdims, initial=initial)
 
 

@@ -14,7 +14,7 @@ from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, normal_size, show_shape
 from tempo.ops.common import normal_axes, normal_axis, places
 from tempo.ops.elementwise import sum_to
-from tempo.ops.indexing import part, place
+from tempo.ops.indexing import index, part, place
 from tempo.ops.sizes import quotient, total
 from tempo.source import user_line
 from tempo.symbolic import Expr
@@ -368,8 +368,6 @@ def split(x: TensorLike, indices_or_sections: int | Sequence[int | Expr], axis: 
                 hint="give the indices to cut at instead, e.g. tp.split(x, [2, 5])",
             )
         return [part(tensor, axis, n * each, each) for n in range(count)]
-    from tempo.ops.indexing import index
-
     ends = [0, *indices_or_sections, None]
     keys = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
     return [index(tensor, (slice(None),) * axis + (key,)) for key in keys]
@@ -446,7 +444,7 @@ def repeat(x: TensorLike, repeats: int | Expr, axis: int | None = None) -> Recur
 def tile(x: TensorLike, reps: int | Expr | Sequence[int | Expr]) -> RecurrentTensor:
     """The whole value side by side, ``reps`` times along each of the last axes."""
     tensor = as_tensor(x)
-    counts: list[Size] = [reps] if isinstance(reps, int | Expr) else list(reps)
+    counts: list[Size] = [reps] if isinstance(reps, int | np.integer | Expr) else list(reps)
     rank = max(tensor.ndim, len(counts))
     counts = [*(1,) * (rank - len(counts)), *counts]
     sizes = (1,) * (rank - tensor.ndim) + tensor.shape
