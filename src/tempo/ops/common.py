@@ -54,12 +54,16 @@ def normal_axis(op: str, edge: Edge, axis: int) -> int:
     return int(axis) % rank
 
 
+def listed(value: Any) -> list[Any]:
+    """One thing, or several."""
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
 def normal_axes(op: str, edge: Edge, axis: int | Sequence[int] | None) -> tuple[int, ...]:
     """Axes as a sorted tuple of non-negative integers; None means all."""
     if axis is None:
         return tuple(range(len(edge.shape)))
-    listed = list(axis) if isinstance(axis, Iterable) else [axis]
-    axes = tuple(sorted(normal_axis(op, edge, a) for a in listed))
+    axes = tuple(sorted(normal_axis(op, edge, a) for a in listed(axis)))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{op}: axis {axis} names an axis twice", places=places([edge]))
     return axes

@@ -16,7 +16,7 @@ from tempo import dtypes
 from tempo.dtypes import DType
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, normal_size, show_shape
-from tempo.ops.common import accumulate_in, places, require_numbers
+from tempo.ops.common import accumulate_in, listed, places, require_numbers
 from tempo.ops.indexing import place, window
 from tempo.ops.reduction import max as max_
 from tempo.ops.reduction import mean
@@ -224,7 +224,7 @@ _AXES = {1: "length", 2: "height, width"}
 
 
 def _per_axis(op: str, edges: Sequence[Edge], rank: int, what: str, number: int | Sequence[int]) -> Numbers:
-    numbers = (number,) * rank if isinstance(number, int | np.integer) else tuple(number)
+    numbers = (number,) * rank if isinstance(number, int | np.integer) else tuple(listed(number))
     valid = len(numbers) == rank and all(isinstance(n, int | np.integer) and n >= 1 for n in numbers)
     if not valid:
         raise ShapeError(

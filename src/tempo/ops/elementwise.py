@@ -321,19 +321,19 @@ def power(a: TensorLike, b: TensorLike) -> RecurrentTensor:
 
 def minimum(a: TensorLike, b: TensorLike) -> Any:
     """The smaller of two tensors, element by element (or of two index expressions)."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return index_minimum(a, b)  # type: ignore[arg-type]
     return _arithmetic(MINIMUM, a, b)
 
 
 def maximum(a: TensorLike, b: TensorLike) -> Any:
     """The larger of two tensors, element by element (or of two index expressions)."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return index_maximum(a, b)  # type: ignore[arg-type]
     return _arithmetic(MAXIMUM, a, b)
 
 
-def _index_like(*values: TensorLike) -> bool:
+def index_like(*values: TensorLike) -> bool:
     """Whether these are index expressions (with integers among them) rather than tensors."""
     return any(isinstance(v, Expr) for v in values) and all(
         isinstance(v, Expr | int | np.integer) and not isinstance(v, bool) for v in values
@@ -490,14 +490,14 @@ def gelu(x: TensorLike, approximate: bool = False) -> RecurrentTensor:
 
 def equal(a: TensorLike, b: TensorLike) -> Any:
     """``a == b``, element by element. Of index expressions: the condition that they are equal."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return equal_index(a, b)  # type: ignore[arg-type]
     return apply(EQUAL, coerce(a, b))
 
 
 def not_equal(a: TensorLike, b: TensorLike) -> Any:
     """``a != b``, element by element. Of index expressions: the condition that they differ."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return ~equal_index(a, b)  # type: ignore[arg-type]
     return apply(NOT_EQUAL, coerce(a, b))
 

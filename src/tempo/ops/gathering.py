@@ -13,6 +13,7 @@ from tempo.graph.node import Edge, Primitive, Shape, normal_size, show_shape
 from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer, require_numbers
 from tempo.ops.creation import arange, zeros_like
 from tempo.ops.elementwise import astype, equal, where
+from tempo.ops.reduction import widened
 from tempo.ops.shaping import broadcast_to, expand_dims
 from tempo.symbolic import Expr
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
@@ -205,6 +206,7 @@ def one_hot(indices: TensorLike, num_classes: int | Expr, dtype: DTypeLike = dty
     """One axis more, last, with 1 at the index and 0 elsewhere; an index out of range gives zeros."""
     found = as_tensor(indices)
     require_integer("one_hot", found.edge)
+    found = widened(found)  # of more classes than small integers count, several would be the same number
     classes = as_tensor(arange(normal_size(num_classes)), found.program)
     return astype(equal(expand_dims(found, -1), astype(classes, found.dtype)), dtype)
 
