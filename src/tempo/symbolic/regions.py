@@ -14,6 +14,7 @@ from tempo.symbolic.condition import (
     EqualsZero,
     Not,
     Or,
+    box_of,
     conjunction,
     disjunction,
     equal,
@@ -57,8 +58,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
         case Or():
             found = disjunction(within(part, domain) for part in condition.parts)
             # t >= 1 or t == 0: none of them does, all together do.
-            steps = (end for d in domain for end in (d >= 0, d < d.bound))
-            return found if may_hold(conjunction([~found, *steps]), domain) else TRUE
+            return found if may_hold(~found & box_of(tuple(domain)), domain) else TRUE
         case AtLeastZero():
             low, high = _extremes(condition.expr, ranges)
             if low is not None and at_least(low, 0):
