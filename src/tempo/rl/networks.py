@@ -29,7 +29,7 @@ class Policy(nn.Module):
         self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def __call__(self, observation: Tensor) -> Distribution:
-        return distribution_over(self.action, self.net(_flat(observation, self.shape)), self.log_std)
+        return distribution_over(self.action, self.net(flat(observation, self.shape)), self.log_std)
 
 
 def outputs_for(action: Discrete | MultiDiscrete | Box) -> int:
@@ -54,7 +54,7 @@ class Critic(nn.Module):
         self.net = _network([math.prod(self.shape), *hidden, 1], activation, last_gain=1.0)
 
     def __call__(self, observation: Tensor) -> Tensor:
-        return tp.squeeze(self.net(_flat(observation, self.shape)), -1)
+        return tp.squeeze(self.net(flat(observation, self.shape)), -1)
 
 
 class QNetwork(nn.Module):
@@ -78,7 +78,7 @@ class QNetwork(nn.Module):
 
     def values(self, observation: Tensor) -> Tensor:
         """What each action is worth: shape (..., actions)."""
-        return self.net(_flat(observation, self.shape))
+        return self.net(flat(observation, self.shape))
 
     def __call__(self, observation: Tensor) -> Distribution:
         return Categorical(self.values(observation))
@@ -94,7 +94,7 @@ def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain:
     return net
 
 
-def _flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
+def flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """All axes of an observation as one."""
     leading = observation.shape[: observation.ndim - len(shape)]
     return observation.reshape((*leading, math.prod(shape))).astype(tp.float32)
