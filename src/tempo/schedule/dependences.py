@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tempo.analysis.causality import steps_back
+from tempo.analysis.causality import Distance, retimed, steps_back
 from tempo.analysis.relations import Read
-from tempo.graph.node import Node
+from tempo.graph.node import Node, find_dim
 from tempo.graph.structural import RECURRENT
 from tempo.symbolic import Dim, Slice
-
-Distance = tuple[int | None, int | None] | None
 
 Shifts = dict[tuple[Node, Dim], int]
 """By how many steps of a loop over a dim a node is computed later than its own step says."""
@@ -51,8 +49,7 @@ class Dependence:
         return self.distances[family]
 
     def _distance(self, family: Dim) -> Distance:
-        own = next((d for d in self.consumer.domain if d.origin is family), None)
-        theirs = next((d for d in self.producer.domain if d.origin is family), None)
+        own, theirs = find_dim(self.consumer, family), find_dim(self.producer, family)
         if own is None or theirs is None:  # a fold reads all steps of a dim that it does not have
             return None, None
         if self.read.index is not None:
@@ -82,7 +79,7 @@ def delays(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> d
     """By how many steps to delay the nodes of a circle so that no read of it looks ahead, if that can be done.
 
     ``h[t + 1] = f(c[t + 1])`` reads f one step back, and f reads c one step ahead: computed one step later, f reads
-    both where they are. (Retiming: shortest paths over the steps that each read looks back.)
+    both where they are.
     """
     sign = -1 if backwards else 1
     edges = []
@@ -94,16 +91,8 @@ def delays(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> d
         if back is None:
             return None
         edges.append((d.consumer, d.producer, sign * back))
-    shift = {node: 0 for consumer, producer, _ in edges for node in (consumer, producer)}
-    for _ in range(len(shift) + 1):
-        late = [(p, shift[c] + back) for c, p, back in edges if shift[c] + back < shift[p]]
-        if not late:
-            break
-        for node, most in late:
-            shift[node] = min(shift[node], most)
-    else:
-        return None
-    if all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
+    shift = retimed(edges)
+    if shift is None or all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
         return None
     # Tensors with names keep their own steps where they can.
     named = [shift[node] for node in shift if node.op is RECURRENT] or [0]

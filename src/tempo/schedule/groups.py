@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST
+from tempo.passes.skew import HOISTED
 from tempo.schedule.dependences import Dependence, allowed
 from tempo.symbolic import Dim
 
 # Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
 # random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
-WORTH_HOISTING = {"einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan"}
-WORTH_HOISTING |= {"linear_recurrence"}
+WORTH_HOISTING = {*HOISTED, "linear_recurrence"}
 
 
 @dataclass

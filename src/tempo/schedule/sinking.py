@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
+from tempo.analysis.causality import Distance
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
-from tempo.schedule.dependences import Dependence, Distance, allowed
+from tempo.schedule.dependences import Dependence, allowed
 from tempo.schedule.groups import WORTH_HOISTING, Group, same_kind
 from tempo.symbolic import Dim
 
