@@ -12,6 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import rl
+from tempo.rl.algorithms.algorithm import expect_counts
 from tempo.rl.training.train import begins_anew
 
 ALGORITHMS = {
@@ -118,13 +119,9 @@ def evaluate(options: argparse.Namespace) -> int:
 def build(name: str, env: str, settings: dict[str, Any], seed: int) -> rl.Algorithm:
     """The algorithm with these settings; how many iterations follows from the steps in all."""
     arguments = dict(settings)
-    total, each = arguments.pop("total"), 1
-    for what in ("count", "steps"):
-        number = arguments.get(what, 1)
-        if not isinstance(number, int) or number < 1:
-            raise tp.errors.ProgramError(f"{what} is {number!r}", hint=f"{what} is an integer, 1 or more")
-        each *= number
-    iterations = max(1, total // each)
+    total, count, steps = arguments.pop("total"), arguments["count"], arguments.get("steps", 1)
+    expect_counts(count=count, steps=steps)
+    iterations = max(1, total // (count * steps))
     make: Any = ALGORITHMS[name]
     algorithm: rl.Algorithm = make(rl.make(env, arguments["count"], seed), iterations=iterations, **arguments)
     return algorithm

@@ -11,6 +11,7 @@ import numpy as np
 
 import tempo as tp
 from tempo import nn
+from tempo.rl.algorithms.algorithm import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.recurrent import RecurrentPolicy
 
@@ -83,11 +84,7 @@ def render(
 
 
 def _check(episodes: int, limit: int | None) -> None:
-    for name, number in (("episodes", episodes), ("limit", limit)):
-        if number is not None and number < 1:
-            raise tp.errors.ProgramError(
-                f"{name} is {number}", places=[("here", tp.errors.user_line())], hint=f"{name} is 1 or more"
-            )
+    expect_counts(episodes=episodes, limit=1 if limit is None else limit)
 
 
 def _episodes(
