@@ -36,7 +36,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -79,7 +78,7 @@ import programs  # noqa: E402
 import torch  # noqa: E402
 import workload  # noqa: E402
 from _batching_torch import MODELS as TORCH  # noqa: E402
-from common import Results, interleaved, least, medians, table, use_device  # noqa: E402
+from common import Results, each, interleaved, least, medians, table, use_device  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tempo as tp  # noqa: E402
@@ -90,7 +89,6 @@ BATCHES = (8, 64, 256)
 MOST_ALONE, LEAST_ALONE = 64, 4
 """How many instances run one at a time: as many as take PyTorch a second, within these."""
 TOLERANCE = 1e-4
-
 
 TURN = 0.03
 """Seconds: mini-batches of less come several in a row, as they do in practice."""
@@ -492,15 +490,8 @@ def in_processes(chosen: Sequence[Case], results: Results) -> list[str]:
 
 def in_this_process(chosen: Sequence[Case], device: Any, results: Results) -> list[str]:
     """One case after another: those that failed."""
-    failed = []
-    for case in chosen:
-        print(f"{'/'.join(map(str, case))} ...", file=sys.stderr, flush=True)
-        try:
-            compare(case, device, results)
-        except Exception:
-            traceback.print_exc()
-            failed.append("/".join(map(str, case)))
-    return failed
+    named = {"/".join(map(str, case)): case for case in chosen}
+    return each(named, lambda name: compare(named[name], device, results))
 
 
 def main() -> int:

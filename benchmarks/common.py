@@ -12,6 +12,7 @@ import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,19 @@ def use_device(name: str | None) -> Any:
         sys.exit(f"there is no device '{name}' here: {error}")
     jax.config.update("jax_default_device", device)
     return device
+
+
+def each(cases: Iterable[str], do: Callable[[str], None]) -> list[str]:
+    """Do something with one case after another; those that failed."""
+    failed = []
+    for case in cases:
+        print(f"{case} ...", file=sys.stderr, flush=True)
+        try:
+            do(case)
+        except Exception:
+            traceback.print_exc()
+            failed.append(case)
+    return failed
 
 
 # -- programs that are ready to run ------------------------------------------------------------------------------
