@@ -107,7 +107,7 @@ class State(RecurrentTensor):
 
 
 def check_name(name: str, what: str, reserved: Sequence[str] = RESERVED) -> None:
-    """Whether something may have a name, by which it is given or found."""
+    """Raise an error unless something may have this name, by which it is given or found."""
     if isinstance(name, str) and name and name not in reserved:
         return check_text(name, what)
     others = ", ".join(map(repr, reserved[:-1]))
@@ -119,7 +119,7 @@ def check_name(name: str, what: str, reserved: Sequence[str] = RESERVED) -> None
 
 
 def check_text(name: str, what: str) -> None:
-    """The same for what is only called so."""
+    """Raise an error unless this can be written as a name: of what is called so, but never looked up by it."""
     if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
         raise ProgramError(
             f"{what} {name!r}: this cannot be a name",

@@ -49,7 +49,8 @@ def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, 
 def uncarried(
     circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]
 ) -> Iterator[tuple[set[Node], list[Read]]]:
-    """The circles that are left within a circle, and carried by no dim, with the reads that other dims do not carry."""
+    """What is left of a circle when every dim that carries some of its reads has been made use of: the circles within
+    it that no dim carries, each with the reads that are left among its nodes."""
     inside = [r for r in reads if r.consumer in circle and r.producer in circle]
     for family in _families(circle):
         # An empty relation reads nothing.
@@ -159,14 +160,14 @@ def node_circles(graph: Graph) -> list[set[Node]]:
 
 
 def remaining_circles(graph: Graph) -> list[set[Node]]:
-    """The sets of nodes that read each other in circles within one step of all dims that are seen to carry circles:
-    those along which every read of a circle looks back by a known number of steps, or every one ahead."""
+    """The sets of nodes that still read each other in circles within a single step of every dim that carries one. A dim
+    is seen to carry a circle if all of its reads look back along it by known numbers of steps, or all of them ahead."""
     return [circle for circle, carried in nested_circles(graph) if not carried]
 
 
 def nested_circles(graph: Graph) -> list[tuple[set[Node], bool]]:
-    """The sets of nodes that read each other in circles, those within one step of a dim that carries one after it; and
-    whether a dim is seen to carry them."""
+    """All sets of nodes that read each other in circles, from the outside in: a set is followed by those that are left
+    within a single step of the dim that carries it. With each, whether a dim is seen to carry it."""
     found: list[tuple[set[Node], bool]] = []
     pending = [(circle, _reads_within(graph, circle)) for circle in node_circles(graph)]
     while pending:

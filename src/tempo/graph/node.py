@@ -202,7 +202,7 @@ def find_dim(node: Node, family: Dim) -> Dim | None:
 
 
 def dim_of(node: Node, family: Dim) -> Dim:
-    """The same of a node that has one."""
+    """``find_dim`` of a node that has one."""
     return next(d for d in node.domain if d.origin is family)
 
 

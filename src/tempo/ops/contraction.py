@@ -85,8 +85,8 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
 
 
 def _in_order(subscripts: str, letters: str) -> str:
-    """The same with letters whose alphabetical order is that in which they stand in ``letters``. It is in that order
-    that JAX sums over several axes, and XLA makes a copy of an operand that has them in another one."""
+    """The subscripts with other letters, whose alphabetical order is that in which they stand in ``letters``. JAX sums
+    over several axes in alphabetical order, and XLA makes a copy of an operand that has them in another one."""
     names = dict(zip(dict.fromkeys(letters), ALPHABET, strict=False))
     return "".join(names.get(c, c) for c in subscripts)
 

@@ -71,7 +71,7 @@ def _in_range_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
 
 
 def _to_read_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
-    """The same for reading, where what is too large is made the last: behind the true end are other steps' values."""
+    """Indices to read at: those too large become the last one, for behind the true end are other steps' values."""
     found = _in_range_jax(jx, indices, x, axis)
     size = x.sizes[axis]
     return found if isinstance(size, int) else jx.np.minimum(found, jx.true(size) - 1)

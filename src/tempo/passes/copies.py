@@ -148,7 +148,7 @@ class Looks:
                 self.readers[edge.node].append((node, slot))
 
     def number(self, thing: Any) -> int:
-        """The same for equal things."""
+        """A number for a thing, the same for equal ones."""
         return self.numbers.setdefault(thing, len(self.numbers))
 
     def variables(self, node: Node) -> dict[Any, Dim]:

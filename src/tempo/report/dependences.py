@@ -96,7 +96,7 @@ def dependences(graph: Graph) -> Dependences:
 
 
 def _with_inputs_together(boxes: Mapping[Key, Tensor], reads: Reads) -> tuple[dict[Key, Tensor], Reads]:
-    """The same with one box for inputs that the same tensors read in the same way, such as the weights of a layer."""
+    """Boxes and reads with one box for all inputs that the same tensors read in the same way, as a layer's weights."""
     readers: dict[Key, list[object]] = {key: [] for key, tensor in boxes.items() if tensor.kind == "input"}
     for (reader, producer), found in reads.items():
         if producer in readers:

@@ -43,7 +43,7 @@ class Dependence:
         return None if low is None else low + shift, None if high is None else high + shift
 
     def unshifted(self, family: Dim) -> Distance:
-        """The same where every node is computed at the loop's own step."""
+        """``distance`` if every node were computed at the loop's own step."""
         if family not in self.distances:
             self.distances[family] = self._distance(family)
         return self.distances[family]

@@ -221,8 +221,8 @@ class Planner:
         return None
 
     def quickest(self, budget: int, fits: Fitting) -> Planned | None:
-        """The same, beginning with those blocks of one step that take least time: where an outer loop computes single
-        steps, random draws of all of them are not sent to the host and back."""
+        """A plan that fits, with larger blocks in place of those of one step that take least time: where an outer loop
+        computes single steps, random draws of all of them are not sent to the host and back."""
         steps = self.single_steps()
         found = [(planned, blocks) for blocks in steps if (planned := fits(blocks, budget)) is not None]
         if not found:

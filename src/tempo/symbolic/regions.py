@@ -50,7 +50,8 @@ def pinned(condition: Condition, domain: Sequence[Dim]) -> Iterator[tuple[Dim, E
 
 
 def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
-    """The condition without what holds at every point of the domain anyway, or at none."""
+    """What a condition comes to within a domain: parts that are seen to hold at all of its points are dropped, and if
+    one holds at none, nothing is left."""
     ranges = {d: (constant(0), d.bound - 1) for d in domain}
     match condition:
         case And():
@@ -77,7 +78,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
 
 
 def _narrowed(parts: list[Condition]) -> list[Condition]:
-    """The same, with ``t >= 1`` and ``t != 1`` as ``t >= 2``."""
+    """The parts of a conjunction, with ``t >= 1`` and ``t != 1`` made ``t >= 2``."""
     for part in parts:
         if isinstance(part, Not):
             expr = part.condition.expr
