@@ -119,7 +119,7 @@ def cases(only: str, quick: bool, device: str) -> list[Case]:
 def flops(name: str, h: int, instances: Sequence[Any], results: Sequence[Any]) -> float:
     """Twice the multiply-adds of the matrix products of a forward pass."""
     if name in FORESTS:
-        leaves = sum(len(words(tree)) for tree in instances)
+        leaves = sum(len(workload.words(tree)) for tree in instances)
         inner = leaves - len(instances)
         if name == "tree_lstm":
             return 2.0 * h * h * (3 * leaves + 5 * inner)
@@ -135,10 +135,6 @@ def flops(name: str, h: int, instances: Sequence[Any], results: Sequence[Any]) -
         return sum(2.0 * depth * length * (12 * h * h + 2 * length * h) for _, depth in results)
     reduces = sum(sum(actions) for _, actions in results)
     return 2.0 * h * h * (4 * reduces + 3 * sum(len(actions) // 2 for _, actions in results))
-
-
-def words(tree: Any) -> list[int]:
-    return [tree] if isinstance(tree, int) else words(tree[0]) + words(tree[1])
 
 
 def nodes(tree: Any) -> int:
