@@ -14,7 +14,7 @@ from tempo.errors import DtypeError, ProgramError, ShapeError
 from tempo.graph.node import Domain, Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
 from tempo.source import user_line
 from tempo.symbolic import Condition, Dim, Expr, as_expr
-from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, current_program
+from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, common_program
 
 if TYPE_CHECKING:
     from tempo.program import Program
@@ -172,8 +172,7 @@ def full(
 
 def _full(shape: Shape, value: np.ndarray[Any, Any], domain: Domain | Dim) -> RecurrentTensor:
     given = tuple(domain) if isinstance(domain, Iterable) else (domain,)
-    owners = (getattr(symbol, "program", None) for symbol in (*shape_symbols(shape), *given))
-    owner = next((program for program in owners if program is not None), None) or current_program()
+    owner = common_program((*shape, *given))
     dims = dims_of(shape_symbols(shape) | frozenset(owner.as_domain(domain)))
     return apply(FULL, (), program=owner, domain=dims, shape=shape, value=value)
 
@@ -208,8 +207,7 @@ def arange(start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike =
     """``start, ..., stop - 1``, or ``0, ..., start - 1`` with one argument; both may be index expressions."""
     first, last = (0, start) if stop is None else (start, stop)
     (length,) = as_shape(normal_size(as_expr(last) - first))
-    owner = next((getattr(s, "program", None) for s in as_expr(last).symbols() | as_expr(first).symbols()), None)
-    counted = apply(IOTA, (), program=owner, size=length, dtype=dtypes.as_dtype(dtype))
+    counted = apply(IOTA, (), program=common_program((last, first)), size=length, dtype=dtypes.as_dtype(dtype))
     return counted if isinstance(first, int) and first == 0 else counted + as_tensor(first, dtype=counted.dtype)
 
 
