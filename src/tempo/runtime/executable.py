@@ -382,10 +382,7 @@ def free_memory(backend: str, device: str | None) -> int | None:
     """What a device has left, if it says so: a GPU does."""
     if backend != "jax":
         return None
-    import jax
+    from tempo.backends.jax.machine import find_device
 
-    try:
-        found = (jax.devices(device) if device else jax.devices())[0].memory_stats()
-    except RuntimeError:  # no such device, which is said elsewhere
-        return None
+    found = find_device(device).memory_stats()
     return None if not found or "bytes_limit" not in found else int(found["bytes_limit"] - found["bytes_in_use"])
