@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,22 @@ class Dependence:
                 if back.is_constant:
                     return back.constant, back.constant
         return steps_back(self.read, own, theirs, self.numbers)
+
+
+def by_consumer(dependences: Iterable[Dependence]) -> dict[Node, list[Dependence]]:
+    """What nodes read."""
+    found: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        found.setdefault(d.consumer, []).append(d)
+    return found
+
+
+def by_producer(dependences: Iterable[Dependence]) -> dict[Node, list[Dependence]]:
+    """Who reads nodes."""
+    found: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        found.setdefault(d.producer, []).append(d)
+    return found
 
 
 class Among:

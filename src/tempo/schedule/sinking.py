@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from tempo.analysis.causality import Distance
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
-from tempo.schedule.dependences import Dependence, allowed
+from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.schedule.groups import WORTH_HOISTING, Group, same_kind
 from tempo.symbolic import Dim
 
@@ -33,13 +33,10 @@ class Sinking:
         self.along = along
         self.tiled = tiled
         self.unit_of = {node: unit for unit in units for node in unit.nodes}
-        self.reads: dict[Node, list[Dependence]] = {}
-        self.readers: dict[Node, list[Dependence]] = {}
+        self.reads = by_consumer(dependences)
+        self.readers = by_producer(dependences)
         self.instead: dict[tuple[Node, Dim], int] = {}
         """By node and loop, what ``kept_instead`` has found. (Readers come first: nothing behind has moved.)"""
-        for d in dependences:
-            self.reads.setdefault(d.consumer, []).append(d)
-            self.readers.setdefault(d.producer, []).append(d)
 
     def into_loops(self) -> Iterator[tuple[Node, Dim, str]]:
         """What was taken into a loop over which dim, and why."""

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from tempo.analysis.causality import Distance
 from tempo.graph.node import Edge, Graph, Node, dim_of
 from tempo.graph.structural import HOST, INPUT
-from tempo.schedule.dependences import Dependence
+from tempo.schedule.dependences import Dependence, by_producer
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop
 from tempo.schedule.nesting import Place
@@ -190,9 +190,7 @@ class Storage:
 
 def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
     """A store for every node that is computed."""
-    readers: dict[Node, list[Dependence]] = {}
-    for dependence in schedule.dependences:
-        readers.setdefault(dependence.producer, []).append(dependence)
+    readers = by_producer(schedule.dependences)
     results: dict[Node, list[Edge]] = {}
     for edge in graph.outputs.values():
         results.setdefault(edge.node, []).append(edge)

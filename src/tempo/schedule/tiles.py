@@ -15,7 +15,7 @@ from typing import Any
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops.scan import LINEAR_RECURRENCE
-from tempo.schedule.dependences import Dependence, allowed
+from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.schedule.folds import Fold, fold
 from tempo.schedule.groups import Group, follow_readers, same_kind
 from tempo.symbolic import Dim
@@ -53,12 +53,8 @@ class Tiling:
         self.folds: dict[Node, Fold] = {}
         self.place: dict[Node, int] = {}
         self.movable: set[Node] = set()
-        self.reads: dict[Node, list[Dependence]] = {}
-        for d in dependences:
-            self.reads.setdefault(d.consumer, []).append(d)
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.reads = by_consumer(dependences)
+        self.readers = by_producer(dependences)
         for unit in units:
             self.add(unit)
         follow_readers(units, self.groups, self.place, dependences)

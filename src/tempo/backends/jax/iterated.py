@@ -11,7 +11,7 @@ from tempo.backends.jax import apart
 from tempo.graph.node import Edge, Node, find_dim
 from tempo.graph.structural import RECURRENT
 from tempo.random import RANDOM_BITS
-from tempo.schedule.dependences import Dependence
+from tempo.schedule.dependences import Dependence, by_producer
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, computes
 from tempo.schedule.peak import CHEAP, COSTLY
@@ -53,9 +53,7 @@ class Iterated:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in schedule.dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.readers = by_producer(schedule.dependences)
         self.latest: tuple[Loop, dict[Node, Compute], set[Node]] | None = None
         """A loop, and what is ``inside`` of it."""
 
