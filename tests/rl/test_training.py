@@ -268,6 +268,8 @@ def test_a_gif(countdown: Any, tmp_path: Path) -> None:
     assert rl.render(policy, parameters, countdown, tmp_path / "episode.gif").returns.tolist() == [4]
     with Image.open(tmp_path / "episode.gif") as picture:
         assert (picture.format, picture.n_frames, picture.info["duration"]) == ("GIF", 4, 100)
+    with pytest.raises(tp.errors.ProgramError, match="is no environment of Gymnasium"):
+        rl.render(policy, parameters, rl.CartPole(), tmp_path / "episode.gif")  # type: ignore[arg-type]
 
 
 def test_settings() -> None:

@@ -10,6 +10,7 @@ import tempo as tp
 from tempo import nn
 from tempo.rl.distributions import Categorical, Distribution, MultiCategorical, Normal
 from tempo.rl.environments.environment import Box, Discrete, MultiDiscrete
+from tempo.rl.environments.gymnasium import expect_environment
 
 Tensor = tp.RecurrentTensor
 
@@ -22,6 +23,7 @@ class Policy(nn.Module):
     """
 
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        expect_environment(env)
         self.shape = env.observation.shape
         self.action = env.action
         outputs = outputs_for(env.action)
@@ -50,6 +52,7 @@ class Critic(nn.Module):
     """From an observation (..., *shape) to its value (...)."""
 
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        expect_environment(env)
         self.shape = env.observation.shape
         self.net = _network([math.prod(self.shape), *hidden, 1], activation, last_gain=1.0)
 
@@ -66,6 +69,7 @@ class QNetwork(nn.Module):
     def __init__(
         self, env: Any, hidden: Sequence[int] = (120, 84), activation: Callable[..., Tensor] = tp.tanh
     ) -> None:
+        expect_environment(env)
         if not isinstance(env.action, Discrete):
             raise tp.errors.ProgramError(
                 f"the actions are {env.action}: there is no value for each of them",

@@ -9,6 +9,7 @@ import tempo as tp
 from tempo import nn
 from tempo.rl.distributions import Distribution
 from tempo.rl.environments.environment import Box
+from tempo.rl.environments.gymnasium import expect_environment
 from tempo.rl.networks import distribution_over, flat, outputs_for
 
 Tensor = tp.RecurrentTensor
@@ -52,6 +53,7 @@ class RecurrentPolicy(nn.Module):
                 places=[("here", tp.errors.user_line())],
                 hint='cells are "gru" and "lstm"',
             )
+        expect_environment(env)
         self.shape = env.observation.shape
         self.size = 2 * hidden * (1 if cell == "gru" else 2)
         self.action = env.action

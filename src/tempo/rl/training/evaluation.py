@@ -13,6 +13,7 @@ import tempo as tp
 from tempo import nn
 from tempo.rl.algorithms.algorithm import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
+from tempo.rl.environments.gymnasium import expect_environment
 from tempo.rl.recurrent import RecurrentPolicy
 
 Array = np.ndarray[Any, Any]
@@ -74,6 +75,7 @@ def render(
             "GIFs need the package pillow", hint="pip install 'tempo-compiler[report]'"
         ) from error
     _check(1, limit)
+    expect_environment(env, Gymnasium)
     with contextlib.closing(env.copies(1, seed, render_mode="rgb_array")) as own:
         own.frames = []
         evaluation = _episodes(policy, parameters, own, 1, seed, sample, limit)
