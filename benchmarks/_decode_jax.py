@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from _decode_cells import PROMPT, Cell, Piece, is_ones, mixed, offset, scale, uniform
 from _turns import Turns
+from common import program_bytes
 from jax import lax
 
 from tempo.llm import Config
@@ -275,7 +276,7 @@ class JaxSystem:
         return [Piece(PROMPT + half, self.cell.new - half)]
 
     def figures(self) -> dict[str, Any]:
-        most = max(map(_bytes, self.programs.values()))
+        most = max(map(program_bytes, self.programs.values()))
         found = {"attention": self.name, "attention_ms": self.candidates, "bytes_xla": most}
         stats = self.device.memory_stats() or {}
         return {**found, "bytes_peak": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else found
@@ -343,12 +344,6 @@ class LoopSystem(JaxSystem):
         tokens, self.caches = self.programs["loop"](self.params, self.caches, tokens, first, first + count)
         jax.block_until_ready(tokens)
         return time.perf_counter() - start
-
-
-def _bytes(compiled: Any) -> int:
-    found = compiled.memory_analysis()
-    sizes = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(sizes + found.temp_size_in_bytes)
 
 
 def bandwidth(size: int) -> float:

@@ -36,7 +36,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -79,7 +78,7 @@ import programs  # noqa: E402
 import torch  # noqa: E402
 import workload  # noqa: E402
 from _batching_torch import MODELS as TORCH  # noqa: E402
-from common import Results, interleaved, least, medians, table, use_device  # noqa: E402
+from common import Results, each, interleaved, least, medians, table, use_device  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tempo as tp  # noqa: E402
@@ -90,7 +89,6 @@ BATCHES = (8, 64, 256)
 MOST_ALONE, LEAST_ALONE = 64, 4
 """How many instances run one at a time: as many as take PyTorch a second, within these."""
 TOLERANCE = 1e-4
-
 
 TURN = 0.03
 """Seconds: mini-batches of less come several in a row, as they do in practice."""
@@ -121,7 +119,7 @@ def cases(only: str, quick: bool, device: str) -> list[Case]:
 def flops(name: str, h: int, instances: Sequence[Any], results: Sequence[Any]) -> float:
     """Twice the multiply-adds of the matrix products of a forward pass."""
     if name in FORESTS:
-        leaves = sum(len(words(tree)) for tree in instances)
+        leaves = sum(len(workload.words(tree)) for tree in instances)
         inner = leaves - len(instances)
         if name == "tree_lstm":
             return 2.0 * h * h * (3 * leaves + 5 * inner)
@@ -137,10 +135,6 @@ def flops(name: str, h: int, instances: Sequence[Any], results: Sequence[Any]) -
         return sum(2.0 * depth * length * (12 * h * h + 2 * length * h) for _, depth in results)
     reduces = sum(sum(actions) for _, actions in results)
     return 2.0 * h * h * (4 * reduces + 3 * sum(len(actions) // 2 for _, actions in results))
-
-
-def words(tree: Any) -> list[int]:
-    return [tree] if isinstance(tree, int) else words(tree[0]) + words(tree[1])
 
 
 def nodes(tree: Any) -> int:
@@ -492,15 +486,8 @@ def in_processes(chosen: Sequence[Case], results: Results) -> list[str]:
 
 def in_this_process(chosen: Sequence[Case], device: Any, results: Results) -> list[str]:
     """One case after another: those that failed."""
-    failed = []
-    for case in chosen:
-        print(f"{'/'.join(map(str, case))} ...", file=sys.stderr, flush=True)
-        try:
-            compare(case, device, results)
-        except Exception:
-            traceback.print_exc()
-            failed.append("/".join(map(str, case)))
-    return failed
+    named = {"/".join(map(str, case)): case for case in chosen}
+    return each(named, lambda name: compare(named[name], device, results))
 
 
 def main() -> int:

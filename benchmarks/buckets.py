@@ -25,9 +25,11 @@ from common import (
     TRACE_PHASES,
     Results,
     arguments,
+    device_bytes,
     interleaved,
     least,
     medians,
+    program_bytes,
     relative_error,
     table,
     use_device,
@@ -157,7 +159,7 @@ class ByHand:
         self.grow = jax.jit(lambda cache, length: _grown(cache, length), static_argnums=1)
         begin = time.perf_counter()
         self.programs = [self.compile(n) for n in range(EIGHTHS)]
-        self.figures = {"xla_s": time.perf_counter() - begin, "bytes_xla": max(map(_bytes, self.programs))}
+        self.figures = {"xla_s": time.perf_counter() - begin, "bytes_xla": max(map(program_bytes, self.programs))}
 
     def compile(self, n: int) -> Any:
         s, first = self.sizes, self.ends[n - 1] if n else 0
@@ -203,12 +205,6 @@ def _grown(cache: Array, length: int) -> Array:
     return jnp.pad(cache, ((0, 0), (0, 0), (0, length - cache.shape[2]), (0, 0)))
 
 
-def _bytes(compiled: Any) -> int:
-    found = compiled.memory_analysis()
-    sizes = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(sizes + found.temp_size_in_bytes)
-
-
 # -- together ----------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +238,6 @@ def compare(case: str, s: Sizes, quick: bool, device: Any, results: Results) -> 
         **common,
     )
     for name, run in runs.items():
-        memory = run._machine.memory()
         results.add(
             case,
             name,
@@ -255,7 +250,7 @@ def compare(case: str, s: Sizes, quick: bool, device: Any, results: Results) -> 
             trace_s=sum(run.seconds[phase] for phase in TRACE_PHASES),
             xla_s=run.seconds["XLA"] + run.seconds["threads"],
             bytes_planned=run.storage.peak,
-            bytes_xla=sum(memory.values()),
+            bytes_xla=device_bytes(run),
             error=errors[name],
             **common,
         )

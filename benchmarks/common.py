@@ -12,6 +12,7 @@ import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,19 @@ def use_device(name: str | None) -> Any:
         sys.exit(f"there is no device '{name}' here: {error}")
     jax.config.update("jax_default_device", device)
     return device
+
+
+def each(cases: Iterable[str], do: Callable[[str], None]) -> list[str]:
+    """Do something with one case after another; those that failed."""
+    failed = []
+    for case in cases:
+        print(f"{case} ...", file=sys.stderr, flush=True)
+        try:
+            do(case)
+        except Exception:
+            traceback.print_exc()
+            failed.append(case)
+    return failed
 
 
 # -- programs that are ready to run ------------------------------------------------------------------------------
@@ -110,14 +124,24 @@ def compile_jax(function: Callable[..., dict[str, Array]], arrays: Mapping[str, 
     start = time.perf_counter()
     compiled = jax.jit(function).lower(**arrays).compile()
     seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
-    sizes = (memory.temp_size_in_bytes, memory.output_size_in_bytes, memory.argument_size_in_bytes)
 
     def call() -> dict[str, Array]:
         found: dict[str, Array] = jax.block_until_ready(compiled(**arrays))
         return found
 
-    return Ready(call, call, {"xla_s": seconds, "bytes_xla": sum(sizes)})
+    return Ready(call, call, {"xla_s": seconds, "bytes_xla": program_bytes(compiled)})
+
+
+def program_bytes(compiled: Any) -> int:
+    """What XLA says that a program takes, with its inputs and outputs."""
+    found = compiled.memory_analysis()
+    sizes = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return int(sizes + found.temp_size_in_bytes)
+
+
+def device_bytes(run: Executable) -> int:
+    """What XLA says that a run takes on the device."""
+    return sum(run._machine.memory().values())
 
 
 def count_dispatches(run: Executable, arrays: Mapping[str, Array]) -> int:

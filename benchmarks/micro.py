@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from common import (
     arguments,
     compile_jax,
     compile_tempo,
+    each,
     interleaved,
     least,
     medians,
@@ -102,17 +102,14 @@ def main() -> int:
     options = arguments("Small recurrences against hand-written JAX.", cases)
     device = use_device(options.device)
     results = Results("micro", device=device.device_kind, quick=options.quick)
-    failed = []
-    for case in [options.only] if options.only else cases:
-        print(f"{case} ...", file=sys.stderr, flush=True)
-        try:
-            if case == "lstm_stack":
-                lstm_stack(options.quick, results)
-            else:
-                compare(case, options.quick, device, results)
-        except Exception:
-            traceback.print_exc()
-            failed.append(case)
+
+    def measure(case: str) -> None:
+        if case == "lstm_stack":
+            lstm_stack(options.quick, results)
+        else:
+            compare(case, options.quick, device, results)
+
+    failed = each([options.only] if options.only else cases, measure)
     print(summary(results), file=sys.stderr)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import Results, arguments, table, use_device
+from common import Results, arguments, device_bytes, table, use_device
 
 import tempo as tp
 
@@ -62,7 +62,7 @@ def measure(ahead: int | None, steps: int, batch: int, plan: str | None, quick: 
         run(**weights)
         times.append(time.perf_counter() - start)
     ms = 1000 * median(times)
-    taken = sum(run._machine.memory().values())
+    taken = device_bytes(run)
     name = "all that follow" if ahead is None else f"{ahead} steps"
     system = plan or "fastest"
     blocks = dict(run.plan.blocks)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from _micro_cases import lstm_layer, normal
-from common import Results, arguments, interleaved, least, medians, relative_error, table, use_device
+from common import Results, arguments, device_bytes, interleaved, least, medians, relative_error, table, use_device
 
 import tempo as tp
 from tempo.runtime.executable import Executable
@@ -72,11 +72,6 @@ def compiled(prog: tp.Program, T: Any, steps: int, device: Any) -> Iterator[tupl
     for part in BUDGETS:
         budget = device_bytes(whole) // part
         yield f"1/{part} of the memory", budget, compile_with(memory=budget)
-
-
-def device_bytes(run: Executable) -> int:
-    """What XLA says that a run takes on the device."""
-    return sum(run._machine.memory().values())
 
 
 def compare(case: str, quick: bool, device: Any, results: Results) -> None:

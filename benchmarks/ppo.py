@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from _ppo_setting import CLIP, ENTROPY, GAMMA, LAMBDA, MOST_NORM, RATE, VALUE, Setting
 from _ppo_torch import PPO
-from common import TRACE_PHASES, Results, arguments, interleaved, least, medians, table, use_device
+from common import TRACE_PHASES, Results, arguments, each, interleaved, least, medians, table, use_device
 
 import tempo as tp
 from tempo import rl
@@ -166,14 +165,11 @@ def main() -> int:
     if device.platform == "gpu" and not torch.cuda.is_available():
         sys.exit("the PyTorch that is installed has no CUDA")
     results = Results("ppo", device=device.device_kind, quick=options.quick)
-    failed = []
-    for case in [options.only] if options.only else list(CASES)[: 2 if options.quick else None]:
-        print(f"{case} ...", file=sys.stderr, flush=True)
-        try:
-            compare(case, quick(CASES[case]) if options.quick else CASES[case], device, options.quick, results)
-        except Exception:
-            traceback.print_exc()
-            failed.append(case)
+
+    def measure(case: str) -> None:
+        compare(case, quick(CASES[case]) if options.quick else CASES[case], device, options.quick, results)
+
+    failed = each([options.only] if options.only else list(CASES)[: 2 if options.quick else None], measure)
     print(summary(results), file=sys.stderr)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

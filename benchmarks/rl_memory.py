@@ -77,6 +77,8 @@ def quick(case: Case) -> Case:
 
 
 def in_tempo(case: Case, device: str | None, unlimited: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+    from common import device_bytes
+
     from tempo import rl
 
     env = rl.Synthetic(case.shape, limit=LIMIT)
@@ -95,7 +97,7 @@ def in_tempo(case: Case, device: str | None, unlimited: bool) -> tuple[Callable[
     def figures() -> dict[str, Any]:
         stores = run.storage.stores.values()
         return {
-            "bytes": sum(run._machine.memory().values()),
+            "bytes": device_bytes(run),
             "bytes_planned": run.storage.peak,
             "bytes_host": sum(store.bytes for store in stores if store.host),
             "host": [store.host for store in stores if store.host],
@@ -110,6 +112,7 @@ def in_tempo(case: Case, device: str | None, unlimited: bool) -> tuple[Callable[
 def in_jax(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
     import _rl_memory_jax
     import jax
+    from common import program_bytes
 
     key = jax.random.key(0)
     compiled: Any = jax.jit(lambda key: _rl_memory_jax.train(case, LIMIT, key)).lower(key).compile()
@@ -118,9 +121,7 @@ def in_jax(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]
         return jax.block_until_ready(compiled(key))
 
     def figures() -> dict[str, Any]:
-        found = compiled.memory_analysis()
-        sizes = found.temp_size_in_bytes, found.output_size_in_bytes, found.argument_size_in_bytes
-        return {"bytes": sum(sizes), "bytes_host": 0}
+        return {"bytes": program_bytes(compiled), "bytes_host": 0}
 
     return run, figures
 

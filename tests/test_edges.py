@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -276,3 +276,27 @@ def test_what_the_hints_say(run: Any) -> None:
     found = run(prog, {T: 2}, x=0)
     assert found.eye.tolist() == [[True, False], [False, True]]
     assert found.number == 3
+
+
+def test_a_mistaken_declaration_leaves_nothing(run: Any) -> None:
+    with tp.Program("notebook") as prog:
+        x = prog.input("x", (3,))
+        for name in ("x", "seed"):
+            with pytest.raises(tp.errors.ProgramError):
+                prog.input(name, (5,))
+        prog.output("y", 2 * x + tp.random.uniform((3,)) * 0)
+    np.testing.assert_array_equal(run(prog, {}, x=[1, 2, 3]).y, [2, 4, 6])
+
+
+def test_gradients_by_a_named_tuple() -> None:
+    class Weights(NamedTuple):
+        w: tp.RecurrentTensor
+        b: tp.RecurrentTensor
+
+    with tp.Program("named") as prog:
+        w, b = prog.input("w"), prog.input("b")
+        gradients = tp.grad(w * w + b, Weights(w, b))
+        prog.output("w", gradients.w)
+        prog.output("b", gradients.b)
+    result = prog.evaluate(w=3.0, b=1.0)
+    assert (result["w"], result["b"]) == (6.0, 1.0)

@@ -1367,6 +1367,13 @@ def test_random_numbers() -> None:
             "  here: FILE: tp.random.randint(0, 2.5)",
         ):
             tp.random.randint(0, 2.5)
+        with fails(
+            errors.DtypeError,
+            "the value 299 does not fit into uint8",
+            '  here: FILE: tp.random.randint(0, 300, dtype="uint8")',
+            "  hint: choose a dtype that holds it, e.g. tp.int64",
+        ):
+            tp.random.randint(0, 300, dtype="uint8")
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------
@@ -1958,6 +1965,13 @@ def test_a_host_call_declared_wrongly() -> None:
             "  hint: declare results as out=tp.spec(shape, dtype), or a list of those",
         ):
             tp.host(print, x, out=np.float32, sequence=(b, t))
+        with fails(
+            errors.DomainError,
+            "host: the shape of a result varies over t, which is not in sequence",
+            "  here: FILE: tp.host(print, out=tp.spec((t + 1,)), batch=t)",
+            "  hint: only results of calls that are made one by one may differ in shape: add it to sequence=(...)",
+        ):
+            tp.host(print, out=tp.spec((t + 1,)), batch=t)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

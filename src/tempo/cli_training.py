@@ -12,6 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import rl
+from tempo.rl.algorithms.algorithm import expect_counts
 from tempo.rl.training.train import begins_anew
 
 ALGORITHMS = {
@@ -118,8 +119,9 @@ def evaluate(options: argparse.Namespace) -> int:
 def build(name: str, env: str, settings: dict[str, Any], seed: int) -> rl.Algorithm:
     """The algorithm with these settings; how many iterations follows from the steps in all."""
     arguments = dict(settings)
-    total = arguments.pop("total")
-    iterations = max(1, total // (arguments["count"] * arguments.get("steps", 1)))
+    total, count, steps = arguments.pop("total"), arguments["count"], arguments.get("steps", 1)
+    expect_counts(count=count, steps=steps)
+    iterations = max(1, total // (count * steps))
     make: Any = ALGORITHMS[name]
     algorithm: rl.Algorithm = make(rl.make(env, arguments["count"], seed), iterations=iterations, **arguments)
     return algorithm

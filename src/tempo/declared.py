@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,35 @@ if TYPE_CHECKING:
 RESERVED = ("bounds", "progress", "seed")
 
 
-class Dim(SymbolicDim):
+class _Declared:
+    """What a program has declared. A program lasts as long as its tensors, not as long as its dims and bounds: caches
+    of the whole process keep these."""
+
+    __slots__ = ()
+    _program: weakref.ref[Program]
+
+    @property
+    def program(self) -> Program:
+        found = self._program()
+        if found is None:
+            raise ProgramError(
+                f"the program of {self} is no longer there",
+                places=[("here", user_line())],
+                hint="keep the program, or a tensor of it",
+            )
+        return found
+
+
+class Dim(_Declared, SymbolicDim):
     """A temporal dimension of a program."""
 
-    __slots__ = ("program",)
+    __slots__ = ("_program",)
 
     def __init__(
         self, program: Program, name: str, bound: Expr, origin: SymbolicDim | None = None, start: Expr | int = 0
     ) -> None:
         super().__init__(name, bound, origin, start)
-        self.program = program
+        self._program = weakref.ref(program)
 
     @property
     def value(self) -> RecurrentTensor:
@@ -37,14 +57,14 @@ class Dim(SymbolicDim):
         return as_tensor(self)
 
 
-class ProgramBound(Bound):
+class ProgramBound(_Declared, Bound):
     """The bound of a program's dim."""
 
-    __slots__ = ("program",)
+    __slots__ = ("_program",)
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__(name)
-        self.program = program
+        self._program = weakref.ref(program)
 
 
 class State(RecurrentTensor):
@@ -107,7 +127,7 @@ class State(RecurrentTensor):
 
 
 def check_name(name: str, what: str, reserved: Sequence[str] = RESERVED) -> None:
-    """Whether something may have a name, by which it is given or found."""
+    """Raise an error unless something may have this name, by which it is given or found."""
     if isinstance(name, str) and name and name not in reserved:
         return check_text(name, what)
     others = ", ".join(map(repr, reserved[:-1]))
@@ -119,7 +139,7 @@ def check_name(name: str, what: str, reserved: Sequence[str] = RESERVED) -> None
 
 
 def check_text(name: str, what: str) -> None:
-    """The same for what is only called so."""
+    """Raise an error unless this can be written as a name: of what is called so, but never looked up by it."""
     if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
         raise ProgramError(
             f"{what} {name!r}: this cannot be a name",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tempo.errors import CausalityError, DefinitionError
 from tempo.graph.node import Domain, Edge, Node
-from tempo.graph.regions import hull
+from tempo.graph.regions import ends
 from tempo.graph.structural import HOST, RECURRENT
 from tempo.source import SourceLine
-from tempo.symbolic import Dim, Expr, Item, Slice, constant
+from tempo.symbolic import Dim, Expr, Item, Slice
 from tempo.tensor import describe
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def undefined(machine: Interpreter, key: Key, readers: Sequence[Key], asked: Ask
     """A value is needed (by the last of the readers, else from outside) where its tensor is not defined."""
     node, point = key
     name, cases = describe(node.here()), machine.cases.get(node, ())
-    spans = hull(node.domain, cases) if cases else tuple((constant(0), d.bound) for d in node.domain)
+    spans = ends(node, machine.cases)
     ranges = [range(start.evaluate(machine.bounds), stop.evaluate(machine.bounds)) for start, stop in spans]
     outside = next((n for n, p in enumerate(point) if p not in ranges[n]), None)
     reader = readers[-1] if readers else None

@@ -164,9 +164,10 @@ class Program(OneOfAKind):
         dtype: DTypeLike = "float32",
     ) -> RecurrentTensor:
         """Data given when the program runs: an array with one leading axis per dim of ``domain``."""
+        self._check_free(name, "input")
         shape_ = self._shape(name, shape, (), "input")
         node = self._input(name, name, shape_, self.as_domain(domain), dtypes.as_dtype(dtype))
-        return self._declare(name, "input", RecurrentTensor(self, node.here()))
+        return self._declare(name, RecurrentTensor(self, node.here()))
 
     def _input(self, name: str, label: str, shape: Shape, domain: Domain, dtype: dtypes.DType) -> Node:
         node = Node(INPUT, (), domain, shape, dtype, user_line(), {"input": name}, name=label)
@@ -181,11 +182,12 @@ class Program(OneOfAKind):
         dtype: DTypeLike = "float32",
     ) -> RecurrentTensor:
         """A tensor defined by cases: ``y[0] = ...``, ``y[t] = ... y[t - 1] ...``."""
+        self._check_free(name, "recurrent tensor")
         domain = self.as_domain(domain)
         shape_ = self._shape(name, shape, domain, "recurrent tensor")
         node = recurrent_node(name, domain, shape_, dtypes.as_dtype(dtype), user_line())
         self.cases[node] = []
-        return self._declare(name, "recurrent tensor", RecurrentTensor(self, node.here()))
+        return self._declare(name, RecurrentTensor(self, node.here()))
 
     def state(self, name: str, init: TensorLike, over: DomainLike, domain: DomainLike = ()) -> State:
         """A tensor that is ``init`` at the first point and ``.next`` of the point before everywhere else.
@@ -194,6 +196,7 @@ class Program(OneOfAKind):
         those of ``init`` there are parallel copies, one per step.
         """
         here = user_line()
+        self._check_free(name, "state")
         over = self.as_domain(over)
         if not over:
             raise DomainError(
@@ -212,8 +215,7 @@ class Program(OneOfAKind):
         full = dims_of(frozenset(over) | frozenset(self.as_domain(domain)) | frozenset(initial.domain))
         node = recurrent_node(name, full, initial.shape, initial.dtype, here)
         self.cases[node] = []
-        state = State(self, node.here(), over)
-        self._declare(name, "state", state)
+        state = self._declare(name, State(self, node.here(), over))
         first = tuple(constant(0) if d in over else d for d in full)
         add_case(state, first, TRUE, initial, here)
         return state
@@ -230,6 +232,7 @@ class Program(OneOfAKind):
         Its (initial) value is ``init``: a tensor, an array, or a function ``init(shape, dtype)`` that makes one;
         without ``init`` it is an input, given by name when the program runs.
         """
+        self._check_free(name, "parameter")
         shape_ = self._shape(name, shape, (), "parameter")
         dtype = dtypes.as_dtype(dtype)
         if init is None:
@@ -246,7 +249,7 @@ class Program(OneOfAKind):
         if self._training_over is not None:
             value = self.state(name, value, self._training_over)
         else:
-            self._declare(name, "parameter", value)
+            self._declare(name, value)
         self._params[name] = value
         return value
 
@@ -440,19 +443,19 @@ class Program(OneOfAKind):
                     hint=f"use the {symbol.name} of '{self.name}'" if known else 'declare dims with prog.dim("name")',
                 )
 
-    def _declare(self, name: str, what: str, tensor: TensorT) -> TensorT:
+    def _check_free(self, name: str, what: str) -> None:
+        """Whether a tensor may have a name: asked before anything is noted of it, so that a mistake leaves nothing."""
         check_name(name, what)
         if name in self._tensors:
-            raise self._duplicate(name, self._tensors[name])
+            raise ProgramError(
+                f"program '{self.name}' already has a tensor named '{name}'",
+                places=[("here", user_line()), ("first", self._tensors[name].edge.node.source)],
+                hint="give every input, parameter, state and recurrent tensor its own name",
+            )
+
+    def _declare(self, name: str, tensor: TensorT) -> TensorT:
         self._tensors[name] = tensor
         return tensor
-
-    def _duplicate(self, name: str, first: RecurrentTensor) -> ProgramError:
-        return ProgramError(
-            f"program '{self.name}' already has a tensor named '{name}'",
-            places=[("here", user_line()), ("first", first.edge.node.source)],
-            hint="give every input, parameter, state and recurrent tensor its own name",
-        )
 
     def _result(self, name: str, tensor: TensorLike) -> RecurrentTensor:
         check_name(name, "result", reserved=("outputs", "emits"))

@@ -19,7 +19,7 @@ from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DomainError, DtypeError
 from tempo.graph.node import Primitive, Shape, dims_of, shape_symbols, union
-from tempo.ops.creation import as_shape
+from tempo.ops.creation import as_shape, number
 from tempo.ops.elementwise import astype, cos, floor_divide, less, log, maximum, mod, sqrt
 from tempo.ops.reduction import argmax
 from tempo.ops.sorting import argsort
@@ -247,6 +247,8 @@ def randint(
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer):
         start, count = int(low), int(high) - int(low)
         possible = 0 < count < 2**32
+        for last in (int(low), int(high) - 1):  # what is drawn would wrap around
+            number("randint", last, dtypes.as_dtype(dtype))
     else:
         start, end = as_tensor(low), as_tensor(high)
         possible = dtypes.is_integer(start.dtype) and dtypes.is_integer(end.dtype)

@@ -16,11 +16,11 @@ from tempo import dtypes
 from tempo.errors import BoundError, CausalityError, InputError, TempoError
 from tempo.given import Inputs, Record, Result, bound_number, call_host, check_bounds, resolve
 from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, show_domain, show_shape
-from tempo.graph.regions import hull
+from tempo.graph.regions import ends
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point, undefined
 from tempo.source import SourceLine, user_line
-from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction, constant
+from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction
 from tempo.symbolic.intervals import decide
 from tempo.tensor import RecurrentTensor
 
@@ -239,8 +239,8 @@ class Interpreter:
                     rest = item - c * d
                     if not any(isinstance(s, Dim) for s in rest.symbols()):
                         single[d] = c * (p - rest.evaluate(self.bounds))
-        ends = self.producer_ends(producer)
-        spans = [self.candidates(single.get(d), *both) for d, both in zip(producer.domain, ends, strict=True)]
+        both = zip(producer.domain, ends(producer, self.cases), strict=True)
+        spans = [self.candidates(single.get(d), *steps) for d, steps in both]
         for candidate in itertools.product(*spans):
             here = self.at(producer.domain, candidate)
             if _hits(scatter.index, here, point) and self.holds(scatter.condition, here):
@@ -253,12 +253,6 @@ class Interpreter:
             return range(only, only + self.holds(conjunction([start <= only, stop > only]), self.bounds))
         steps = range(start.evaluate(self.bounds), stop.evaluate(self.bounds))
         return steps if only is None else range(only, only + (only in steps))
-
-    def producer_ends(self, node: Node) -> tuple[tuple[Expr, Expr], ...]:
-        """Per dim the first step of a node and the one after the last."""
-        if node.op is RECURRENT:
-            return hull(node.domain, self.cases[node])
-        return tuple((constant(0), d.bound) for d in node.domain)
 
     def accumulate(self, node: Node, point: Point) -> Array:
         shape = resolve(node.shape, self.at(node.domain, point))
@@ -340,7 +334,7 @@ class Interpreter:
         natural = self.box(edge.domain)
         if edge.node.op is not RECURRENT or not edge.is_here:
             return natural
-        around = itertools.product(*(self.candidates(None, *ends) for ends in self.producer_ends(edge.node)))
+        around = itertools.product(*(self.candidates(None, *steps) for steps in ends(edge.node, self.cases)))
         points = {p for p in around if self.case_at(edge.node, p) is not None}
         box = [range(min(steps), max(steps) + 1) for steps in zip(*points, strict=True)]
         for spans in (box, natural):

@@ -461,11 +461,11 @@ def _not_numpys(function: str) -> ProgramError:
 
 def describe(edge: Edge) -> str:
     """A tensor as its user knows it: by its name, or by the operation that made it."""
+    while edge.node.op.name == "cast" and edge.is_here and not edge.node.name:
+        edge = edge.node.edges[0]  # mixed operands are cast behind the user's back
     node = edge.node
     if node.name:
         return str(edge)
-    if node.op.name == "cast" and edge.is_here:  # mixed operands are cast behind the user's back
-        return describe(node.edges[0])
     if not node.edges:
         given = node.attributes.values()
         values = [str(v.ravel()[0]) if getattr(v, "size", 0) == 1 else show_attribute(v) for v in given]

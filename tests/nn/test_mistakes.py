@@ -1,5 +1,6 @@
 """What does not fit is said in the layer's words, with the line that asked for it."""
 
+import numpy as np
 import pytest
 
 import tempo as tp
@@ -34,7 +35,9 @@ MADE = [
     (lambda: nn.Linear(0, 3), "Linear: 0 inputs"),
     (lambda: nn.Conv1d(2, 4, 2, groups=4), "Conv1d: 2 channels to 4 do not divide into 4 groups"),
     (lambda: nn.Conv2d(4, 3, 2, groups=2), "Conv2d: 4 channels to 3 do not divide into 2 groups"),
-    (lambda: nn.Conv1d(2, 4, 2, groups=0), "Conv1d: 2 channels to 4 do not divide into 0 groups"),
+    (lambda: nn.Conv1d(2, None, 2), "Conv1d: None channels of outputs"),
+    (lambda: nn.Linear(np.ones(2), 2), "Linear: array([1., 1.]) inputs"),
+    (lambda: nn.Conv1d(2, 4, 2, groups=0), "Conv1d: 0 groups"),
     (
         lambda: nn.init.xavier_uniform()((3,), "float32"),
         "a parameter of shape (3,) has no inputs and outputs, by which its first value is to be scaled",

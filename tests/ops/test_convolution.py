@@ -203,3 +203,8 @@ def test_bools_are_not_convolved():
         x = prog.input("x", shape=(1, 1, 3), dtype=tp.bool_)
         with pytest.raises(DtypeError, match="conv1d: bool tensors have no arithmetic"):
             tp.conv1d(x, x)
+
+
+def test_the_greatest_of_bools_is_none_in_the_padding():
+    x = np.array([[[False, False, True, False, False]]])
+    same(lambda x: tp.max_pool1d(x, 3, 1, padding=1), lambda x: np.array([[[False, True, True, True, False]]]), x)

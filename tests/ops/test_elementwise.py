@@ -290,6 +290,7 @@ MISTAKES = [
     ),
     (lambda x, b: b + b, DtypeError, "add: bool tensors have no arithmetic"),
     (lambda x, b: -b, DtypeError, "negative: bool tensors have no arithmetic"),
+    (lambda x, b: x / False, DtypeError, "divide: False is a plain bool, the same at every step"),
     (lambda x, b: x & b, DtypeError, "logical_and: needs bool, found float32"),
     (lambda x, b: tp.where(x, x, x), DtypeError, "where: the condition must be bool, found float32"),
 ]
@@ -303,3 +304,9 @@ def test_mistakes(wrong, kind, message):
             wrong(x, b)
     assert str(caught.value).startswith(message)
     assert "test_elementwise.py" in str(caught.value)
+
+
+def test_anything_to_the_power_of_zero_is_one():
+    x = np.array([np.inf, -np.inf, np.nan, 0.0, -2.0])
+    np.testing.assert_array_equal(value(lambda x: x**0, x), np.ones(5))
+    gradients(lambda x: x**0, x[3:])

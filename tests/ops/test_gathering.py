@@ -210,3 +210,8 @@ def test_mistakes(wrong, message):
             wrong(x)
     assert str(caught.value).splitlines()[0] == message
     assert "test_gathering.py" in str(caught.value)
+
+
+def test_more_classes_than_small_integers_count():
+    x = np.array([0, 5, 255], np.uint8)
+    same(lambda x: tp.one_hot(x, 300), lambda x: np.eye(300, dtype=np.float32)[x], x)

@@ -135,3 +135,15 @@ def test_sizes_that_differ_from_step_to_step() -> None:
     with pytest.raises(tp.errors.ShapeError) as error:
         prog.compile({T: 3})(x=[1, 2, 3])
     assert error.value.message == "jax_function: the size of argument 0 of sum differs from step to step"
+
+
+def test_double_precision(run: Any) -> None:
+    with tp.Program("wide") as prog:
+        x = prog.input("x", (2,), dtype="float64")
+        y = tp.jax_function(jnp.sin, x, out=tp.spec((2,), "float64"))
+        prog.output("y", y)
+        prog.output("dx", tp.grad(tp.sum(y), x))
+    data = np.array([0.3, 1e-9])
+    result = run(prog, {}, x=data)
+    np.testing.assert_allclose(result.y, np.sin(data), rtol=1e-14)
+    np.testing.assert_allclose(result.dx, np.cos(data), rtol=1e-14)

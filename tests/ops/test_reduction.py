@@ -238,3 +238,12 @@ def test_mistakes():
             tp.sum(x, 2)
         with pytest.raises(ShapeError, match=r"sum: axis \(0, -2\) names an axis twice"):
             tp.sum(x, (0, -2))
+
+
+def test_initial_must_be_a_number_of_the_type():
+    with tp.Program() as prog:
+        x = prog.input("x", shape=(3,), dtype=tp.uint8)
+        with pytest.raises(DtypeError, match="the value -1 does not fit into uint8"):
+            tp.max(x, initial=-1)
+        with pytest.raises(ShapeError, match=r"min: the value must be one number, found shape \(2,\)"):
+            tp.min(x, initial=[1, 2])

@@ -196,3 +196,28 @@ def test_methods_are_the_functions():
     assert np.array_equal(value(lambda x: x.transpose(1, 0, 2), x), x.transpose(1, 0, 2))
     assert np.array_equal(value(lambda x: x.reshape(6, 4), x), x.reshape(6, 4))
     assert np.array_equal(value(lambda x: x.flatten(), x), x.flatten())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: tp.reshape(x, 0.5), "reshape: 0.5 is not a size"),
+        (
+            lambda x: tp.expand_dims(x, 0.5),
+            "expand_dims: axis 0.5 is no place in a result of 3 axes (from shape (2, 3))",
+        ),
+        (lambda x: tp.transpose(x, 0.5), "transpose: axis 0.5 is out of range for shape (2, 3)"),
+        (lambda x: tp.pad(x, 0.5), "pad: 0.5 is no pad width for shape (2, 3)"),
+        (lambda x: tp.split(x, 0.5), "x.space[...]: 0.5 is no end or step of a slice"),
+    ],
+)
+def test_numbers_that_are_no_integers(wrong, message):
+    with tp.Program() as prog:
+        x = prog.input("x", shape=(2, 3))
+        with pytest.raises(tp.TempoError) as caught:
+            wrong(x)
+    assert str(caught.value).splitlines()[0] == message
+
+
+def test_tiles_of_a_number_of_numpys():
+    same(lambda x: tp.tile(x, np.int64(2)), lambda x: np.tile(x, 2), numbers(2, 3))

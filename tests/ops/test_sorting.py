@@ -112,3 +112,5 @@ def test_mistakes():
             tp.top_k(x, 4)
         with pytest.raises(ShapeError, match=r"top_k: -1 elements along axis 0 of shape \(2, 3\)"):
             tp.top_k(x, -1, 0)
+        with pytest.raises(ShapeError, match=r"top_k: 4 elements along axis -1 of shape \(2, 3\)"):
+            tp.top_k(x, np.int64(4))

@@ -277,4 +277,4 @@ def test_counts_are_one_or_more(make: Any, wrong: str) -> None:
     needed = ("iterations", "count") if make is rl.dqn else ON_POLICY
     with pytest.raises(tp.errors.ProgramError) as error:
         make(rl.CartPole(), **{**dict.fromkeys(needed, 4), wrong: 0})
-    assert str(error.value).splitlines()[::2] == [f"{wrong} is 0", f"  hint: {wrong} is 1 or more"]
+    assert str(error.value).splitlines()[::2] == [f"{wrong} is 0", f"  hint: {wrong} is an integer, 1 or more"]

@@ -379,7 +379,10 @@ def test_dims_that_do_not_fit() -> None:
         t, T = prog.dim("t")
         with pytest.raises(tp.errors.DomainError) as error:
             rl.Rollout(rl.CartPole(), over=(b, i, t))
-        assert error.value.message == "a rollout goes over iterations and steps, or steps alone, not over 3 dims"
+        assert error.value.message == "a rollout goes over iterations and steps, or steps alone, not over b, i, t"
+        with pytest.raises(tp.errors.DomainError) as error:
+            rl.Rollout(rl.CartPole(), over="t")  # type: ignore[arg-type]
+        assert error.value.message == "a rollout goes over iterations and steps, or steps alone, not over t"
         env = rl.Gymnasium("CartPole-v1", 3)
         with pytest.raises(tp.errors.DomainError) as error:
             rl.Rollout(env, over=t)
@@ -389,6 +392,15 @@ def test_dims_that_do_not_fit() -> None:
     with pytest.raises(tp.errors.HostError) as error:
         prog.evaluate({B: 2, I: 1, T: 1})
     assert error.value.message == "host function reset returned shape (3, 4) at its only point, declared is (2, 4)"
+
+
+@pytest.mark.parametrize(
+    "use", [rl.Policy, rl.Critic, rl.QNetwork, rl.RecurrentPolicy, lambda env: rl.Rollout(env, ())]
+)
+@pytest.mark.parametrize(("env", "shown"), [("CartPole-v1", "'CartPole-v1'"), (rl.Catch, "<class .*Catch'>")])
+def test_names_and_classes_are_no_environments(use: Any, env: Any, shown: str) -> None:
+    with pytest.raises(tp.errors.ProgramError, match=rf"^{shown} is no environment\n(.*\n)?  hint: rl.make"):
+        use(env)
 
 
 def test_an_environment_that_there_is_not():

@@ -268,6 +268,8 @@ def test_a_gif(countdown: Any, tmp_path: Path) -> None:
     assert rl.render(policy, parameters, countdown, tmp_path / "episode.gif").returns.tolist() == [4]
     with Image.open(tmp_path / "episode.gif") as picture:
         assert (picture.format, picture.n_frames, picture.info["duration"]) == ("GIF", 4, 100)
+    with pytest.raises(tp.errors.ProgramError, match="is no environment of Gymnasium"):
+        rl.render(policy, parameters, rl.CartPole(), tmp_path / "episode.gif")  # type: ignore[arg-type]
 
 
 def test_settings() -> None:
@@ -330,6 +332,8 @@ def test_settings_are_those_of_the_training_that_is_there(tmp_path: Path, monkey
     [
         ("rat=1", "reinforce has no argument 'rat'"),
         ("rate=fast", "'rate=fast' gives rate no value"),
+        ("count=0", "count is 0"),
+        ("steps=2.5", "steps is 2.5"),
     ],
 )
 def test_arguments_that_do_not_fit(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

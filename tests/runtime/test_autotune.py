@@ -63,3 +63,15 @@ def test_plans_are_really_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     best = tp.autotune(prog, {T: 20}, inputs)
     run = prog.compile({T: 20}, plan=best)
     assert run(**inputs).z == pytest.approx(prog.evaluate({T: 20}, **inputs).z, rel=1e-5)
+
+
+def test_a_plan_that_was_cut_off_is_found_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEMPO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(autotune, "SECONDS", 0.0)
+    prog, T = program()
+    inputs = {"x": np.ones(64, np.float32)}
+    tp.autotune(prog, {T: 64}, inputs, backend="numpy")
+    (kept,) = (tmp_path / "plans").iterdir()
+    kept.write_text(kept.read_text()[:20])
+    tp.autotune(prog, {T: 64}, inputs, backend="numpy")
+    assert set(json.loads(kept.read_text())) == set(tp.Plan().settings())

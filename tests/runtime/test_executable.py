@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,6 +125,12 @@ def test_unknown_device() -> None:
     assert str(caught.value).startswith("there is no device 'abacus' here: ")
     assert "\n  hint: this machine has: " in str(caught.value)
     assert "cpu" in str(caught.value)
+
+
+def test_a_device_is_a_name() -> None:
+    prog, T = products()
+    with pytest.raises(tp.errors.ProgramError, match=r"which is no name\n  hint: this machine has: .*cpu"):
+        prog.compile({T: 3}, device=jax.devices()[0])
 
 
 @backends

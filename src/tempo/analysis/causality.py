@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 from tempo.analysis.relations import Read, Relations
-from tempo.graph.node import Edge, Graph, Node, Scatter
-from tempo.graph.traversal import components, producers
+from tempo.graph import traversal
+from tempo.graph.node import Edge, Graph, Node, Scatter, dim_of
+from tempo.graph.traversal import components, edges_of, producers
 from tempo.symbolic import Dim, Expr, Slice, conjunction, equal
 from tempo.symbolic.polyhedral import deltas_sign
 from tempo.symbolic.regions import pinned
@@ -48,7 +49,8 @@ def _is_carried(circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, 
 def uncarried(
     circle: set[Node], reads: Iterable[Read], numbers: Mapping[Any, int]
 ) -> Iterator[tuple[set[Node], list[Read]]]:
-    """The circles that are left within a circle, and carried by no dim, with the reads that other dims do not carry."""
+    """What is left of a circle when every dim that carries some of its reads has been made use of: the circles within
+    it that no dim carries, each with the reads that are left among its nodes."""
     inside = [r for r in reads if r.consumer in circle and r.producer in circle]
     for family in _families(circle):
         # An empty relation reads nothing.
@@ -67,17 +69,23 @@ def uncarried(
 
 
 def _slack(back: Sequence[tuple[Read, int]]) -> list[int] | None:
-    """By how many steps each read looks back when nodes are delayed so that none looks ahead; None if that cannot be.
+    """By how many steps each read looks back when nodes are delayed so that none looks ahead, if that can be."""
+    delay = retimed([(r.consumer, r.producer, steps) for r, steps in back])
+    return None if delay is None else [steps + delay[r.consumer] - delay[r.producer] for r, steps in back]
+
+
+def retimed(reads: Sequence[tuple[Node, Node, int]]) -> dict[Node, int] | None:
+    """By how many steps to delay nodes so that no read looks ahead; None if that cannot be. Of every read there are
+    the consumer, the producer, and how many steps it looks back.
 
     ``D[t + 1] = f(D[t])`` reads f one step back, which may therefore read D up to one step ahead: what matters is the
     sum around a circle. (Shortest paths, as in the retiming of circuits.)
     """
-    delay = {node: 0 for r, _ in back for node in (r.consumer, r.producer)}
+    delay = {node: 0 for consumer, producer, _ in reads for node in (consumer, producer)}
     for _ in range(len(delay) + 1):
-        late = [(r.producer, delay[r.consumer] + steps) for r, steps in back]
-        late = [(node, most) for node, most in late if most < delay[node]]
+        late = [(p, delay[c] + back) for c, p, back in reads if delay[c] + back < delay[p]]
         if not late:
-            return [steps + delay[r.consumer] - delay[r.producer] for r, steps in back]
+            return delay
         for node, most in late:
             delay[node] = min(delay[node], most)
     return None
@@ -121,9 +129,7 @@ def _families(circle: set[Node]) -> list[Dim]:
 
 def _distance(read: Read, family: Dim, numbers: Mapping[Any, int]) -> Distance:
     """By how many steps a read looks back, at least and at most."""
-    consumer = next(d for d in read.consumer.domain if d.origin is family)
-    producer = next(d for d in read.producer.domain if d.origin is family)
-    return steps_back(read, consumer, producer, numbers)
+    return steps_back(read, dim_of(read.consumer, family), dim_of(read.producer, family), numbers)
 
 
 def steps_back(read: Read, own: Dim, theirs: Dim, numbers: Mapping[Any, int]) -> Distance:
@@ -144,7 +150,7 @@ def circles(nodes: Sequence[Node], reads: Iterable[Read]) -> list[set[Node]]:
     for r in reads:
         if r.consumer in following and r.producer in following:
             following[r.consumer].append(r.producer)
-    return [c for c in components(following) if len(c) > 1 or any(n in following[n] for n in c)]
+    return traversal.circles(following)
 
 
 def node_circles(graph: Graph) -> list[set[Node]]:
@@ -154,14 +160,14 @@ def node_circles(graph: Graph) -> list[set[Node]]:
 
 
 def remaining_circles(graph: Graph) -> list[set[Node]]:
-    """The sets of nodes that read each other in circles within one step of all dims that are seen to carry circles:
-    those along which every read of a circle looks back by a known number of steps, or every one ahead."""
+    """The sets of nodes that still read each other in circles within a single step of every dim that carries one. A dim
+    is seen to carry a circle if all of its reads look back along it by known numbers of steps, or all of them ahead."""
     return [circle for circle, carried in nested_circles(graph) if not carried]
 
 
 def nested_circles(graph: Graph) -> list[tuple[set[Node], bool]]:
-    """The sets of nodes that read each other in circles, those within one step of a dim that carries one after it; and
-    whether a dim is seen to carry them."""
+    """All sets of nodes that read each other in circles, from the outside in: a set is followed by those that are left
+    within a single step of the dim that carries it. With each, whether a dim is seen to carry it."""
     found: list[tuple[set[Node], bool]] = []
     pending = [(circle, _reads_within(graph, circle)) for circle in node_circles(graph)]
     while pending:
@@ -186,20 +192,20 @@ _Looked = tuple[Node, Node, Callable[[Dim], Expr | None]]
 def _reads_within(graph: Graph, circle: set[Node]) -> list[_Looked]:
     found: list[_Looked] = []
     for node in circle:
-        edges = [*node.edges, *(case.value for case in graph.cases.get(node, ()))]
-        found += [(node, edge.node, partial(_back, node, edge)) for edge in edges if edge.node in circle]
+        edges = (edge for edge in edges_of(node, graph.cases) if edge.node in circle)
+        found += [(node, edge.node, partial(_back, node, edge)) for edge in edges]
         found += [(node, s.node, partial(_added_back, node, s)) for s in node.scatters if s.node in circle]
     return found
 
 
 def _back(consumer: Node, edge: Edge, family: Dim) -> Expr | None:
-    own, theirs = (next(d for d in node.domain if d.origin is family) for node in (consumer, edge.node))
+    own, theirs = dim_of(consumer, family), dim_of(edge.node, family)
     item = edge.index[edge.node.domain.index(theirs)]
     return None if isinstance(item, Slice) else own + own.start - item - theirs.start
 
 
 def _added_back(consumer: Node, scatter: Scatter, family: Dim) -> Expr | None:
-    own, theirs = (next(d for d in node.domain if d.origin is family) for node in (consumer, scatter.node))
+    own, theirs = dim_of(consumer, family), dim_of(scatter.node, family)
     item = scatter.index[consumer.domain.index(own)]
     return None if isinstance(item, Slice) else item + own.start - theirs - theirs.start
 

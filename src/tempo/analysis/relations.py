@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tempo.graph.node import Domain, Edge, Graph, Node, Scatter
-from tempo.graph.regions import defined, hull
+from tempo.graph.regions import defined, ends
 from tempo.graph.structural import ACCUMULATE, HOST, RECURRENT
 from tempo.symbolic import (
     TRUE,
@@ -16,6 +16,7 @@ from tempo.symbolic import (
     Index,
     Slice,
     Symbol,
+    box_of,
     conjunction,
     constant,
     equal,
@@ -57,8 +58,7 @@ class Relations:
         return to_set((condition & self.limits).substitute(self.numbers), domain)
 
     def box(self, domain: Domain) -> Points:
-        inside = conjunction(part for d in domain for part in (d >= 0, d < d.bound))
-        return self.points(inside, domain)
+        return self.points(box_of(domain), domain)
 
     @cached_property
     def defined(self) -> dict[Node, Points]:
@@ -117,16 +117,11 @@ class Relations:
         producer = scatter.node
         inside = conjunction(
             part
-            for d, (start, stop) in zip(producer.domain, self.span(producer), strict=True)
+            for d, (start, stop) in zip(producer.domain, ends(producer, self.graph.cases), strict=True)
             for part in (d >= start, d < stop)
         )
         forward = self.access(scatter.index, producer.domain, consumer.domain, scatter.condition & inside)
         return Read(consumer, producer, forward.reverse())
-
-    def span(self, node: Node) -> Any:
-        if node.op is RECURRENT:
-            return hull(node.domain, self.graph.cases[node])
-        return [(constant(0), d.bound) for d in node.domain]
 
     def host_reads(self, node: Node) -> Iterator[Read]:
         """A call is made once for all points of its batch, and after the call before it."""

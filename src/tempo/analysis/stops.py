@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tempo.analysis.relations import Read, Relations
 from tempo.errors import CausalityError, ProgramError
-from tempo.graph.node import Edge, Graph, Node, attribute_symbols, shape_symbols
+from tempo.graph.node import Edge, Graph, Node, attribute_symbols, find_dim, shape_symbols
 from tempo.graph.structural import HOST
 from tempo.graph.traversal import reachable
 from tempo.symbolic import TRUE, Condition, Dim, Slice, Symbol, conjunction, constant, disjunction
@@ -72,7 +72,7 @@ def waits(relations: Relations) -> Iterator[Read]:
 def _is_known_in_time(graph: Graph, node: Node, dim: Dim) -> bool:
     """Whether the number of steps of a dim only decides which case of a node applies at a step, and that is known as
     soon as it is known that the step is made: ``x[t < T] = ...`` in a tensor with a step more."""
-    own = next((d for d in node.domain if d.origin is dim), None)
+    own = find_dim(node, dim)
     cases = graph.cases.get(node, ())
     values = frozenset[Symbol]().union(shape_symbols(node.shape), *(indices.symbols(c.value.index) for c in cases))
     if own is None or not cases or dim.bound in values:

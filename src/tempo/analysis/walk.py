@@ -48,8 +48,8 @@ def walk(graph: Graph, numbers: Mapping[Any, int]) -> list[Value]:
 def needs(
     graph: Graph, numbers: Mapping[Any, int], members: Collection[Node] = (), most: int = 0
 ) -> dict[Value, list[Value]]:
-    """The same values, each with those it needs. Raises ``TooManyError`` as soon as there are more than ``most`` of
-    the ``members``: a program may have millions of values, and takes minutes to follow."""
+    """All values that are needed, each with those it needs. Raises ``TooManyError`` as soon as there are more than
+    ``most`` of the ``members``: a program may have millions of values, and takes minutes to follow."""
     walker = _Walker(graph, numbers, members, most)
     for node in graph.nodes:
         if node.op is HOST:

@@ -10,7 +10,7 @@ import numpy as np
 from tempo.autodiff.flows import Cases, Flow, Relevant
 from tempo.autodiff.requests import Request
 from tempo.errors import GradientError, IndexExpressionError
-from tempo.graph.node import Case, Domain, Edge, Node, Scatter, union
+from tempo.graph.node import Case, Domain, Edge, Node, Scatter, dim_of, union
 from tempo.graph.regions import hull
 from tempo.graph.structural import ACCUMULATE, RECURRENT
 from tempo.graph.traversal import components
@@ -26,6 +26,7 @@ from tempo.symbolic import (
     Slice,
     Symbol,
     as_expr,
+    box_of,
     conjunction,
     constant,
     disjunction,
@@ -193,7 +194,7 @@ class _Expansion:
         """The gradient at a point of ``wrt``: its adjoint there, for the loss at the same point."""
         zero = apply(FULL, (), program=self.program, shape=wrt.shape, value=np.zeros((), wrt.dtype)).edge
         # A recurrent tensor may have points past the steps of a dim, where no loss stands.
-        somewhere = conjunction(part for d in self.free for part in (d >= 0, d < d.bound))
+        somewhere = box_of(tuple(self.free))
         if wrt not in self.adjoints:  # the loss does not depend on it
             value = zero
         else:
@@ -248,7 +249,7 @@ class _Expansion:
         axis = 0
         for n, (d, item) in enumerate(zip(flow.producer.domain, index, strict=True)):
             if d in only:
-                own = next(u for u in source.domain if u.origin is d.origin)
+                own = dim_of(source, d.origin)
                 point = own + own.start - d.start + only[d]
                 items[n] = point
                 if isinstance(item, Slice):

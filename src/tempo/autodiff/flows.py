@@ -9,9 +9,9 @@ from typing import Any
 from tempo import dtypes
 from tempo.autodiff.requests import Request
 from tempo.errors import IndexExpressionError
-from tempo.graph.node import Case, Domain, Node, Scatter, frozen
+from tempo.graph.node import Case, Domain, Node, Scatter, dim_of, find_dim, frozen
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import reachable
+from tempo.graph.traversal import components, reachable
 from tempo.symbolic import (
     TRUE,
     Dim,
@@ -193,7 +193,7 @@ def _single_steps(flows: Sequence[Flow], dim: Dim) -> set[Node]:
     read at step 0 alone, and reads step 0 alone."""
     around: dict[Node, list[tuple[Node, Expr | None]]] = {}
     for f in flows:
-        own, theirs = (_dim_of(node, dim) for node in (f.consumer, f.producer))
+        own, theirs = (find_dim(node, dim.origin) for node in (f.consumer, f.producer))
         if own is None and theirs is None:
             around.setdefault(f.consumer, []).append((f.producer, None))
             around.setdefault(f.producer, []).append((f.consumer, None))
@@ -207,16 +207,11 @@ def _single_steps(flows: Sequence[Flow], dim: Dim) -> set[Node]:
             else:
                 around.setdefault(f.consumer, []).append((f.producer, item + theirs.start))
     found: set[Node] = set()
-    for start in around:
-        together = _closure([start], ((a, b) for a, near in around.items() for b, _ in near if b in around))
+    for together in components({a: [b for b, _ in near if b in around] for a, near in around.items()}):
         steps = {step for a in together for b, step in around[a] if b not in around}
         if len(steps) == 1 and None not in steps:
             found |= together
     return found
-
-
-def _dim_of(node: Node, dim: Dim) -> Dim | None:
-    return next((d for d in node.domain if d.origin is dim.origin), None)
 
 
 def _reach(flow: Flow, dim: Dim, single: Set[Node]) -> tuple[Expr, Expr] | None:
@@ -224,7 +219,7 @@ def _reach(flow: Flow, dim: Dim, single: Set[Node]) -> tuple[Expr, Expr] | None:
     cannot be said. ``single`` has nodes that belong to one step though they do not vary."""
     if flow.consumer in single or flow.producer in single:
         return constant(0), constant(0)
-    own, theirs = _dim_of(flow.consumer, dim), _dim_of(flow.producer, dim)
+    own, theirs = find_dim(flow.consumer, dim.origin), find_dim(flow.producer, dim.origin)
     if own is None or theirs is None:
         return None
     item = flow.index[flow.producer.domain.index(theirs)]
@@ -245,9 +240,7 @@ def _whole(most: Expr) -> int | None:
 
 
 def _restricted(flow: Flow, dim: Dim, steps: int) -> Flow:
-    theirs = _dim_of(flow.producer, dim)
-    assert theirs is not None, "what does not vary reaches no other step"
-    return replace(flow, only=(*flow.only, (theirs, steps)))
+    return replace(flow, only=(*flow.only, (dim_of(flow.producer, dim.origin), steps)))
 
 
 def _closure(start: Iterable[Node], pairs: Iterable[tuple[Node, Node]]) -> set[Node]:

@@ -64,7 +64,8 @@ def _unflatten(structure: Any, results: list[RecurrentTensor]) -> Any:
         return results[0]
     if isinstance(structure, list):
         return dict(zip(structure, results, strict=True))
-    return structure(results)
+    # Named tuples take their elements one by one.
+    return structure(*results) if hasattr(structure, "_fields") else structure(results)
 
 
 def _check_loss(loss: RecurrentTensor, here: SourceLine) -> None:

@@ -38,7 +38,7 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def fingerprint(graph: Graph) -> str:
-    """The same for graphs of the same structure: dims, operations, who reads whom where, and results."""
+    """A text that graphs share if their structure is the same: dims, operations, who reads whom where, and results."""
     numbers = numbered(graph)
     lines = [f"dim {d} < {d.bound} from {d.origin} + {d.start}" for d in graph.dims]
     lines += [_node(graph, node, numbers) for node in numbers]
@@ -48,9 +48,9 @@ def fingerprint(graph: Graph) -> str:
 
 
 def identity(graph: Graph) -> str | None:
-    """The same for graphs that are the same in everything that a compiler looks at, apart from the names of tensors:
-    those that Tempo gives differ from process to process. None where nobody can tell: of a Python function, or of an
-    operation that Tempo does not have itself, only the name is known."""
+    """A text that graphs share if they are the same in everything that a compiler looks at. (The names of tensors are
+    not in it: those that Tempo gives differ from process to process.) None where nobody can tell: of a Python function,
+    or of an operation that Tempo does not have itself, only the name is known."""
     ours = {id(p) for name, m in [*sys.modules.items()] if name.startswith("tempo.") for p in _primitives(m)}
     lines = [graph.name, fingerprint(graph)]
     for node in numbered(graph):

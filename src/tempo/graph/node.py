@@ -196,6 +196,16 @@ def dims_of(symbols: frozenset[Symbol]) -> Domain:
     return tuple(sorted((s for s in symbols if isinstance(s, Dim)), key=lambda s: (s.origin.number, s.number)))
 
 
+def find_dim(node: Node, family: Dim) -> Dim | None:
+    """The dim of a node that counts steps of a dim that a user declared, if it has one."""
+    return next((d for d in node.domain if d.origin is family), None)
+
+
+def dim_of(node: Node, family: Dim) -> Dim:
+    """``find_dim`` of a node that has one."""
+    return next(d for d in node.domain if d.origin is family)
+
+
 def union(*domains: Domain) -> Domain:
     return dims_of(frozenset().union(*map(frozenset, domains)))
 

@@ -1,11 +1,12 @@
-"""Where recurrent tensors are defined."""
+"""Where tensors are defined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tempo.graph.node import Case, Domain
-from tempo.symbolic import Condition, Dim, Expr, disjunction, maximum, minimum
+from tempo.graph.node import Case, Domain, Node
+from tempo.graph.structural import RECURRENT
+from tempo.symbolic import Condition, Dim, Expr, constant, disjunction, maximum, minimum
 from tempo.symbolic.intervals import at_least
 
 
@@ -30,6 +31,13 @@ def hull(domain: Domain, cases: Sequence[Case]) -> tuple[tuple[Expr, Expr], ...]
         )
         for n in range(len(domain))
     )
+
+
+def ends(node: Node, cases: Mapping[Node, Sequence[Case]]) -> tuple[tuple[Expr, Expr], ...]:
+    """Per dim, the first step at which a node may have a value and the one after the last."""
+    if node.op is RECURRENT:
+        return hull(node.domain, cases[node])
+    return tuple((constant(0), d.bound) for d in node.domain)
 
 
 def defined(cases: Sequence[Case]) -> Condition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from tempo.graph.node import Case, Graph, Node
+from tempo.graph.node import Case, Edge, Graph, Node
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -18,6 +18,11 @@ def producers(node: Node, cases: Mapping[Node, Sequence[Case]]) -> Iterator[Node
         yield scatter.node
     for case in cases.get(node, ()):
         yield case.value.node
+
+
+def edges_of(node: Node, cases: Mapping[Node, Sequence[Case]]) -> tuple[Edge, ...]:
+    """What a node reads through its edges, or as the values of its cases."""
+    return (*node.edges, *(case.value for case in cases.get(node, ())))
 
 
 def reachable(roots: Iterable[Node], cases: Mapping[Node, Sequence[Case]]) -> tuple[Node, ...]:
@@ -46,6 +51,11 @@ def dependents(roots: Iterable[Node], graph: Graph) -> set[Node]:
             seen.add(node)
             pending.extend(readers.get(node, ()))
     return seen
+
+
+def circles(following: Mapping[Item, Sequence[Item]]) -> list[set[Item]]:
+    """The components whose items lead to each other, or that are one item which leads to itself."""
+    return [c for c in components(following) if len(c) > 1 or any(item in following[item] for item in c)]
 
 
 def components(following: Mapping[Item, Sequence[Item]]) -> list[set[Item]]:

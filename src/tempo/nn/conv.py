@@ -28,11 +28,13 @@ class _Convolution(Module):
         groups: int,
         **options: Any,
     ) -> None:
-        if inputs < 1 or groups < 1 or inputs % groups or outputs % groups:
+        for number, what in ((inputs, "channels of inputs"), (outputs, "channels of outputs"), (groups, "groups")):
+            at_least(1, self, number, what)
+        if inputs % groups or outputs % groups:
             raise wrong(
                 self,
                 f"{inputs} channels to {outputs} do not divide into {groups} groups",
-                "groups has to divide the channels of inputs, of which there is at least 1, and of outputs",
+                "groups has to divide the channels of inputs, and of outputs",
             )
         for steps in window:
             at_least(1, self, steps, "places in the window")

@@ -16,7 +16,11 @@ def wrong(layer: object, problem: str, hint: str = "") -> tp.errors.ShapeError:
 
 def at_least(least: int, layer: object, value: Any, what: str) -> None:
     """Raise an error unless there are so many of something, which is divided by or counted with."""
-    if not hasattr(value, "__index__") or operator.index(value) < least:
+    try:
+        enough = operator.index(value) >= least
+    except TypeError:
+        enough = False
+    if not enough:
         raise wrong(layer, f"{value!r} {what}", f"expected an integer, {least} or more")
 
 

@@ -54,12 +54,16 @@ def normal_axis(op: str, edge: Edge, axis: int) -> int:
     return int(axis) % rank
 
 
+def listed(value: Any) -> list[Any]:
+    """One thing, or several."""
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
 def normal_axes(op: str, edge: Edge, axis: int | Sequence[int] | None) -> tuple[int, ...]:
     """Axes as a sorted tuple of non-negative integers; None means all."""
     if axis is None:
         return tuple(range(len(edge.shape)))
-    listed = list(axis) if isinstance(axis, Iterable) else [axis]
-    axes = tuple(sorted(normal_axis(op, edge, a) for a in listed))
+    axes = tuple(sorted(normal_axis(op, edge, a) for a in listed(axis)))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{op}: axis {axis} names an axis twice", places=places([edge]))
     return axes
@@ -72,6 +76,11 @@ def require_integer(op: str, edge: Edge) -> None:
             places=places([edge]),
             hint="cast with .astype(tp.int32)",
         )
+
+
+def require_numbers(op: str, edges: Sequence[Edge], hint: str = "cast with .astype(tp.int32)") -> None:
+    if any(dtypes.is_bool(edge.dtype) for edge in edges):
+        raise DtypeError(f"{op}: bool tensors have no arithmetic", places=places(edges), hint=hint)
 
 
 def to_float(x: RecurrentTensor) -> RecurrentTensor:

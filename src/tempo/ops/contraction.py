@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tempo import dtypes
 from tempo.dtypes import DType
-from tempo.errors import DtypeError, ShapeError
+from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
-from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.common import accumulate_in, listed, normal_axis, places, require_numbers
 from tempo.ops.reduction import sum as sum_
 from tempo.ops.shaping import reshape, transpose
 from tempo.source import user_line
@@ -86,8 +85,8 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
 
 
 def _in_order(subscripts: str, letters: str) -> str:
-    """The same with letters whose alphabetical order is that in which they stand in ``letters``. It is in that order
-    that JAX sums over several axes, and XLA makes a copy of an operand that has them in another one."""
+    """The subscripts with other letters, whose alphabetical order is that in which they stand in ``letters``. JAX sums
+    over several axes in alphabetical order, and XLA makes a copy of an operand that has them in another one."""
     names = dict(zip(dict.fromkeys(letters), ALPHABET, strict=False))
     return "".join(names.get(c, c) for c in subscripts)
 
@@ -162,12 +161,7 @@ def _rearranged(x: RecurrentTensor, term: str, out: str) -> RecurrentTensor:
 
 def _numbers(op: str, *values: TensorLike) -> tuple[RecurrentTensor, ...]:
     tensors = coerce(*values)
-    if dtypes.is_bool(tensors[0].dtype):
-        raise DtypeError(
-            f"{op}: bool tensors have no arithmetic",
-            places=places([x.edge for x in tensors]),
-            hint="cast with .astype(tp.int32)",
-        )
+    require_numbers(op, [x.edge for x in tensors])
     return tensors
 
 
@@ -314,18 +308,16 @@ def tensordot(
 ) -> RecurrentTensor:
     """The sum over pairs of axes: the last ``axes`` of ``a`` with the first of ``b``, or two lists of axes."""
     left, right = _numbers("tensordot", a, b)
-    if isinstance(axes, int):
-        listed: list[list[int]] = [list(range(-axes, 0)), list(range(axes))]
-    else:
-        listed = [[axis] if isinstance(axis, int) else list(axis) for axis in axes]
-    first = [normal_axis("tensordot", left.edge, n) for n in listed[0]]
-    second = [normal_axis("tensordot", right.edge, n) for n in listed[1]]
-    if len(first) != len(second):
+    pairs: list[Any] = [range(-axes, 0), range(axes)] if isinstance(axes, int) else [*map(listed, listed(axes))]
+    of_left, of_right = (*pairs, [], [])[:2]
+    if len(of_left) != len(of_right):
         raise ShapeError(
-            f"tensordot: {len(first)} axes of the first operand, {len(second)} of the second",
+            f"tensordot: {len(of_left)} axes of the first operand, {len(of_right)} of the second",
             places=places([left.edge, right.edge]),
             hint="axes are summed over in pairs",
         )
+    first = [normal_axis("tensordot", left.edge, n) for n in of_left]
+    second = [normal_axis("tensordot", right.edge, n) for n in of_right]
     for n, m in zip(first, second, strict=True):
         if left.shape[n] != right.shape[m]:
             raise ShapeError(

@@ -7,7 +7,6 @@ spread out by ``place``, flipped and transposed, so they can be differentiated a
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,9 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.dtypes import DType
-from tempo.errors import DtypeError, ShapeError
+from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, normal_size, show_shape
-from tempo.ops.common import accumulate_in, places
+from tempo.ops.common import accumulate_in, listed, places, require_numbers
 from tempo.ops.indexing import place, window
 from tempo.ops.reduction import max as max_
 from tempo.ops.reduction import mean
@@ -198,10 +197,7 @@ def _convolve(
     value, windows = coerce(x, w)
     edges = [value.edge, windows.edge]
     strides, dilations = _per_axis(op, edges, rank, "stride", stride), _per_axis(op, edges, rank, "dilation", dilation)
-    if dtypes.is_bool(value.dtype):
-        raise DtypeError(
-            f"{op}: bool tensors have no arithmetic", places=places(edges), hint="cast with .astype(tp.float32)"
-        )
+    require_numbers(op, edges, "cast with .astype(tp.float32)")
     shapes = f"{op}: shapes {show_shape(value.shape)} and {show_shape(windows.shape)}"
     if value.ndim != rank + 2 or windows.ndim != rank + 2:
         raise ShapeError(
@@ -228,7 +224,7 @@ _AXES = {1: "length", 2: "height, width"}
 
 
 def _per_axis(op: str, edges: Sequence[Edge], rank: int, what: str, number: int | Sequence[int]) -> Numbers:
-    numbers = (number,) * rank if isinstance(number, int | np.integer) else tuple(number)
+    numbers = (number,) * rank if isinstance(number, int | np.integer) else tuple(listed(number))
     valid = len(numbers) == rank and all(isinstance(n, int | np.integer) and n >= 1 for n in numbers)
     if not valid:
         raise ShapeError(
@@ -303,7 +299,7 @@ def _check_fits(op: str, x: RecurrentTensor, kernel: Shape, dilations: Numbers, 
 
 def max_pool1d(x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0) -> RecurrentTensor:
     """The greatest element of every window of ``x`` (batch, channels, length); windows touch by default."""
-    return _pool("max_pool1d", 1, x, size, stride, padding, lambda w: max_(w, axis=0), -math.inf)
+    return _pool("max_pool1d", 1, x, size, stride, padding, lambda w: max_(w, axis=0), dtypes.lowest)
 
 
 def max_pool2d(
@@ -313,12 +309,12 @@ def max_pool2d(
     padding: Padding = 0,
 ) -> RecurrentTensor:
     """The greatest element of every window of ``x`` (batch, channels, height, width)."""
-    return _pool("max_pool2d", 2, x, size, stride, padding, lambda w: max_(w, axis=0), -math.inf)
+    return _pool("max_pool2d", 2, x, size, stride, padding, lambda w: max_(w, axis=0), dtypes.lowest)
 
 
 def avg_pool1d(x: TensorLike, size: int, stride: int | None = None, padding: Padding = 0) -> RecurrentTensor:
     """The mean of every window of ``x`` (batch, channels, length); padding counts as zeros."""
-    return _pool("avg_pool1d", 1, x, size, stride, padding, lambda w: mean(w, 0), 0)
+    return _pool("avg_pool1d", 1, x, size, stride, padding, lambda w: mean(w, 0), lambda dtype: 0)
 
 
 def avg_pool2d(
@@ -328,7 +324,7 @@ def avg_pool2d(
     padding: Padding = 0,
 ) -> RecurrentTensor:
     """The mean of every window of ``x`` (batch, channels, height, width); padding counts as zeros."""
-    return _pool("avg_pool2d", 2, x, size, stride, padding, lambda w: mean(w, 0), 0)
+    return _pool("avg_pool2d", 2, x, size, stride, padding, lambda w: mean(w, 0), lambda dtype: 0)
 
 
 def _pool(
@@ -339,8 +335,9 @@ def _pool(
     stride: int | Sequence[int] | None,
     padding: Padding,
     reduce: Callable[[RecurrentTensor], RecurrentTensor],
-    margin: float,
+    margin: Callable[[DType], Any],
 ) -> RecurrentTensor:
+    """``margin`` gives the number that padding has."""
     value = as_tensor(x)
     if value.ndim != rank + 2:
         raise ShapeError(
@@ -350,10 +347,8 @@ def _pool(
         )
     kernel = _per_axis(op, [value.edge], rank, "size", size)
     strides = kernel if stride is None else _per_axis(op, [value.edge], rank, "stride", stride)
-    if margin and dtypes.is_integer(value.dtype):
-        margin = np.iinfo(value.dtype).min
     ones = (1,) * rank
-    value = _padded(op, value, kernel, strides, ones, padding, margin)
+    value = _padded(op, value, kernel, strides, ones, padding, margin(value.dtype))
     _check_fits(op, value, kernel, ones, [value.edge])
     counts = _output_sizes(value.shape[2:], kernel, strides, ones)
     offsets = itertools.product(*map(range, kernel))

@@ -14,7 +14,7 @@ from tempo.errors import DtypeError, ProgramError, ShapeError
 from tempo.graph.node import Domain, Primitive, Shape, dims_of, normal_size, shape_symbols, show_shape
 from tempo.source import user_line
 from tempo.symbolic import Condition, Dim, Expr, as_expr
-from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, current_program
+from tempo.tensor import RecurrentTensor, ShapeLike, TensorLike, apply, as_tensor, common_program
 
 if TYPE_CHECKING:
     from tempo.program import Program
@@ -73,10 +73,9 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, program: Program | N
     """
     array = as_array(value)
     if dtype is None:
-        wanted = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(array.dtype, array.dtype)
+        target = {dtypes.float64: dtypes.DEFAULT_FLOAT, dtypes.int64: dtypes.DEFAULT_INT}.get(array.dtype, array.dtype)
     else:
-        wanted = dtypes.as_dtype(dtype)
-    target = dtypes.as_dtype(wanted)
+        target = dtypes.as_dtype(dtype)
     array = _converted(array, target)
     array.setflags(write=False)
     return apply(CONSTANT, (), program=program, value=array)
@@ -102,6 +101,18 @@ def _converted(array: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, An
             hint=f"choose a dtype that holds it, e.g. tp.{wider}",
         )
     return array.astype(target)
+
+
+def number(op: str, value: Any, dtype: DType | None, hint: str = "give a number") -> np.ndarray[Any, Any]:
+    """One number in a dtype; without one, float32, int32 or bool."""
+    array = as_array(value)
+    if array.shape != ():
+        raise ShapeError(
+            f"{op}: the value must be one number, found shape {show_shape(array.shape)}",
+            places=[("here", user_line())],
+            hint=hint,
+        )
+    return _converted(array, dtypes.scalar_dtype(array.item()) if dtype is None else dtype)
 
 
 def in_native_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -155,21 +166,13 @@ def full(
         found = broadcast_to(as_tensor(value, dtype=target), as_shape(shape))
         dims = found.program.as_domain(domain)
         return found if set(dims) <= set(found.domain) else copy(found, dims)
-    scalar = as_array(value)
-    if scalar.shape != ():
-        raise ShapeError(
-            f"full: the value must be one number, found shape {show_shape(scalar.shape)}",
-            places=[("here", user_line())],
-            hint="use tp.broadcast_to(value, shape)",
-        )
-    target = dtypes.scalar_dtype(scalar.item()) if dtype is None else dtypes.as_dtype(dtype)
-    return _full(as_shape(shape), _converted(scalar, target), domain)
+    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+    return _full(as_shape(shape), number("full", value, wanted, "use tp.broadcast_to(value, shape)"), domain)
 
 
 def _full(shape: Shape, value: np.ndarray[Any, Any], domain: Domain | Dim) -> RecurrentTensor:
     given = tuple(domain) if isinstance(domain, Iterable) else (domain,)
-    owners = (getattr(symbol, "program", None) for symbol in (*shape_symbols(shape), *given))
-    owner = next((program for program in owners if program is not None), None) or current_program()
+    owner = common_program((*shape, *given))
     dims = dims_of(shape_symbols(shape) | frozenset(owner.as_domain(domain)))
     return apply(FULL, (), program=owner, domain=dims, shape=shape, value=value)
 
@@ -204,8 +207,7 @@ def arange(start: int | Expr, stop: int | Expr | None = None, dtype: DTypeLike =
     """``start, ..., stop - 1``, or ``0, ..., start - 1`` with one argument; both may be index expressions."""
     first, last = (0, start) if stop is None else (start, stop)
     (length,) = as_shape(normal_size(as_expr(last) - first))
-    owner = next((getattr(s, "program", None) for s in as_expr(last).symbols() | as_expr(first).symbols()), None)
-    counted = apply(IOTA, (), program=owner, size=length, dtype=dtypes.as_dtype(dtype))
+    counted = apply(IOTA, (), program=common_program((last, first)), size=length, dtype=dtypes.as_dtype(dtype))
     return counted if isinstance(first, int) and first == 0 else counted + as_tensor(first, dtype=counted.dtype)
 
 

@@ -12,7 +12,7 @@ from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import DtypeError
 from tempo.graph.node import Domain, Edge, Primitive, Shape
-from tempo.ops.common import broadcast_shapes, places, to_float
+from tempo.ops.common import broadcast_shapes, places, require_numbers, to_float
 from tempo.source import user_line
 from tempo.symbolic import Condition, Expr
 from tempo.symbolic import equal as equal_index
@@ -254,12 +254,8 @@ def _no_plain_bools(name: str, *values: TensorLike | Condition) -> None:
 def _arithmetic(op: Primitive, a: TensorLike, b: TensorLike) -> RecurrentTensor:
     _no_plain_bools(op.name, a, b)
     left, right = coerce(a, b)
-    if dtypes.is_bool(left.dtype):
-        raise DtypeError(
-            f"{op.name}: bool tensors have no arithmetic",
-            places=places([left.edge, right.edge]),
-            hint="use &, |, ~ for logic, or cast with .astype(tp.int32)",
-        )
+    hint = "use &, |, ~ for logic, or cast with .astype(tp.int32)"
+    require_numbers(op.name, [left.edge, right.edge], hint)
     return apply(op, (left, right))
 
 
@@ -297,6 +293,7 @@ def multiply(a: TensorLike, b: TensorLike) -> RecurrentTensor:
 
 def divide(a: TensorLike, b: TensorLike) -> RecurrentTensor:
     """``a / b``; of integers, float32."""
+    _no_plain_bools("divide", a, b)
     left, right = coerce(a, b)
     return apply(DIVIDE, (to_float(left), to_float(right)))
 
@@ -316,29 +313,27 @@ remainder = mod
 
 def power(a: TensorLike, b: TensorLike) -> RecurrentTensor:
     """``a ** b``"""
-    if isinstance(b, int) and not isinstance(b, bool) and 0 <= b <= 3 and isinstance(a, RecurrentTensor):
+    if isinstance(b, int) and not isinstance(b, bool) and 1 <= b <= 3 and isinstance(a, RecurrentTensor):
         # Small integer powers are products: exact, and differentiable at 0 and below.
-        if b == 0:
-            return a * 0 + 1
         return a if b == 1 else a * a if b == 2 else a * a * a
     return _arithmetic(POWER, a, b)
 
 
 def minimum(a: TensorLike, b: TensorLike) -> Any:
     """The smaller of two tensors, element by element (or of two index expressions)."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return index_minimum(a, b)  # type: ignore[arg-type]
     return _arithmetic(MINIMUM, a, b)
 
 
 def maximum(a: TensorLike, b: TensorLike) -> Any:
     """The larger of two tensors, element by element (or of two index expressions)."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return index_maximum(a, b)  # type: ignore[arg-type]
     return _arithmetic(MAXIMUM, a, b)
 
 
-def _index_like(*values: TensorLike) -> bool:
+def index_like(*values: TensorLike) -> bool:
     """Whether these are index expressions (with integers among them) rather than tensors."""
     return any(isinstance(v, Expr) for v in values) and all(
         isinstance(v, Expr | int | np.integer) and not isinstance(v, bool) for v in values
@@ -368,12 +363,7 @@ absolute = abs
 
 def _number(op: Primitive, x: TensorLike) -> RecurrentTensor:
     tensor = as_tensor(x)
-    if dtypes.is_bool(tensor.dtype):
-        raise DtypeError(
-            f"{op.name}: bool tensors have no arithmetic",
-            places=places([tensor.edge]),
-            hint="use ~ for logic, or cast with .astype(tp.int32)",
-        )
+    require_numbers(op.name, [tensor.edge], "use ~ for logic, or cast with .astype(tp.int32)")
     return tensor
 
 
@@ -500,14 +490,14 @@ def gelu(x: TensorLike, approximate: bool = False) -> RecurrentTensor:
 
 def equal(a: TensorLike, b: TensorLike) -> Any:
     """``a == b``, element by element. Of index expressions: the condition that they are equal."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return equal_index(a, b)  # type: ignore[arg-type]
     return apply(EQUAL, coerce(a, b))
 
 
 def not_equal(a: TensorLike, b: TensorLike) -> Any:
     """``a != b``, element by element. Of index expressions: the condition that they differ."""
-    if _index_like(a, b):
+    if index_like(a, b):
         return ~equal_index(a, b)  # type: ignore[arg-type]
     return apply(NOT_EQUAL, coerce(a, b))
 

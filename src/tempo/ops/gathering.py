@@ -10,9 +10,10 @@ from tempo import dtypes
 from tempo.dtypes import DType, DTypeLike
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, normal_size, show_shape
-from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer
+from tempo.ops.common import accumulate_in, is_symbolic, normal_axis, places, require_integer, require_numbers
 from tempo.ops.creation import arange, zeros_like
 from tempo.ops.elementwise import astype, equal, where
+from tempo.ops.reduction import widened
 from tempo.ops.shaping import broadcast_to, expand_dims
 from tempo.symbolic import Expr
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, coerce
@@ -70,7 +71,7 @@ def _in_range_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
 
 
 def _to_read_jax(jx: Jx, indices: Padded, x: Padded, axis: int) -> Any:
-    """The same for reading, where what is too large is made the last: behind the true end are other steps' values."""
+    """Indices to read at: those too large become the last one, for behind the true end are other steps' values."""
     found = _in_range_jax(jx, indices, x, axis)
     size = x.sizes[axis]
     return found if isinstance(size, int) else jx.np.minimum(found, jx.true(size) - 1)
@@ -205,6 +206,7 @@ def one_hot(indices: TensorLike, num_classes: int | Expr, dtype: DTypeLike = dty
     """One axis more, last, with 1 at the index and 0 elsewhere; an index out of range gives zeros."""
     found = as_tensor(indices)
     require_integer("one_hot", found.edge)
+    found = widened(found)  # of more classes than small integers count, several would be the same number
     classes = as_tensor(arange(normal_size(num_classes)), found.program)
     return astype(equal(expand_dims(found, -1), astype(classes, found.dtype)), dtype)
 
@@ -217,12 +219,7 @@ def scatter_add(x: TensorLike, indices: TensorLike, updates: TensorLike, axis: i
     tensor, added = coerce(x, updates)
     axis = normal_axis("scatter_add", tensor.edge, axis)
     found = _indices("scatter_add", tensor, indices, axis)
-    if dtypes.is_bool(tensor.dtype):
-        raise ShapeError(
-            "scatter_add: bool tensors have no arithmetic",
-            places=places([tensor.edge, added.edge]),
-            hint="cast with .astype(tp.int32)",
-        )
+    require_numbers("scatter_add", [tensor.edge, added.edge])
     shape = _taken(tensor.edge, found.edge, axis)
     try:
         added = broadcast_to(added, shape)

@@ -28,6 +28,25 @@ def spec(shape: ShapeLike = (), dtype: DTypeLike = "float32") -> Spec:
     return Spec(as_shape(shape), dtypes.as_dtype(dtype))
 
 
+def declared(op: str, function: Any, out: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
+    """What a function that is given to an operation returns."""
+    if not callable(function):
+        raise ProgramError(
+            f"{op}: {function!r} cannot be called",
+            places=[("here", user_line())],
+            hint=f"the first argument of tp.{op} is the function, the tensors come after it",
+        )
+    specs: tuple[Any, ...] = tuple(out) if isinstance(out, list | tuple) and not isinstance(out, Spec) else (out,)
+    for one in specs:
+        if not isinstance(one, Spec):
+            raise ProgramError(
+                f"{op}: {one!r} in out does not say what the function returns",
+                places=[("here", user_line())],
+                hint="declare results as out=tp.spec(shape, dtype), or a list of those",
+            )
+    return specs
+
+
 def host(
     function: Callable[..., Any],
     *arguments: TensorLike,
@@ -42,24 +61,10 @@ def host(
     ``tp.spec(shape, dtype)``: one spec gives one tensor, a list of specs a tuple of tensors, none an effect only.
     """
     here = user_line()
-    if not callable(function):
-        raise ProgramError(
-            f"host: {function!r} cannot be called",
-            places=[("here", here)],
-            hint="the first argument of tp.host is the function, the tensors come after it",
-        )
+    specs = declared("host", function, out)
     program = common_program([a for a in arguments if isinstance(a, RecurrentTensor)])
     tensors = [as_tensor(a, program) for a in arguments]
     ordered, together = program.as_domain(sequence), program.as_domain(batch)
-    single = isinstance(out, Spec)
-    specs = tuple(out) if isinstance(out, list | tuple) and not single else (out,)
-    for declared in specs:
-        if not isinstance(declared, Spec):
-            raise ProgramError(
-                f"host: {declared!r} in out does not say what the function returns",
-                places=[("here", here)],
-                hint="declare results as out=tp.spec(shape, dtype), or a list of those",
-            )
     domain = dims_of(frozenset(ordered) | frozenset(together))
     for tensor in tensors:
         stray = [d.name for d in tensor.domain if d not in domain]
@@ -76,6 +81,15 @@ def host(
                 places=[("here", here), (tensor.name, tensor.edge.node.source)],
                 hint="values of different shapes cannot be handed over in one array",
             )
+    sizes = shape_symbols(tuple(size for result in specs for size in result.shape))
+    program.check_symbols(sizes)
+    stray = [d.name for d in dims_of(sizes) if d not in ordered]
+    if stray:
+        raise DomainError(
+            f"host: the shape of a result varies over {', '.join(stray)}, which is not in sequence",
+            places=[("here", here)],
+            hint="only results of calls that are made one by one may differ in shape: add it to sequence=(...)",
+        )
     if set(ordered) & set(together):
         raise DomainError(
             "host: a dim is both in sequence and in batch",
@@ -95,4 +109,4 @@ def host(
         )
         for n, (shape, dtype) in enumerate(specs)
     )
-    return results[0] if single else results
+    return results[0] if isinstance(out, Spec) else results

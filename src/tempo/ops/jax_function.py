@@ -9,9 +9,9 @@ import numpy as np
 
 from tempo import dtypes
 from tempo.dtypes import DType
-from tempo.errors import ProgramError, ShapeError
+from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, show_shape
-from tempo.ops.host import Spec
+from tempo.ops.host import Spec, declared
 from tempo.source import user_line
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor, common_program
 
@@ -28,10 +28,12 @@ def _infer(
 
 
 def _reference(*arrays: Array, function: Callable[..., Any], position: int, shape: Any, dtype: DType) -> Array:
+    import jax
     import jax.numpy as jnp
 
-    result = _results(function, [jnp.asarray(array) for array in arrays])[position]
-    array: Array = _checked(function, position, np.asarray(result), shape, dtype)
+    with jax.enable_x64(_has_wide(dtype, *(array.dtype for array in arrays))):
+        result = np.asarray(_results(function, [jnp.asarray(array) for array in arrays])[position])
+    array: Array = _checked(function, position, result, shape, dtype)
     return array
 
 
@@ -89,50 +91,41 @@ def jax_function(function: Callable[..., Any], *arguments: TensorLike, out: Spec
     specs a tuple of tensors, for a function that returns a sequence of arrays. The function is to be pure: it is
     compiled with the program, vectorised over dims, and differentiated by ``jax.vjp``.
     """
-    here = user_line()
-    if not callable(function):
-        raise ProgramError(
-            f"jax_function: {function!r} cannot be called",
-            places=[("here", here)],
-            hint="the first argument is the function, the tensors come after it",
-        )
+    specs = declared("jax_function", function, out)
     program = common_program([a for a in arguments if isinstance(a, RecurrentTensor)])
     tensors = [as_tensor(a, program) for a in arguments]
-    single = isinstance(out, Spec)
-    specs: Sequence[Any] = tuple(out) if isinstance(out, list | tuple) and not single else (out,)
-    for declared in specs:
-        if not isinstance(declared, Spec):
-            raise ProgramError(
-                f"jax_function: {declared!r} in out does not say what the function returns",
-                places=[("here", here)],
-                hint="declare results as out=tp.spec(shape, dtype), or a list of those",
-            )
     _check_shapes(function, tensors, specs)
     results = tuple(
         apply(JAX_FUNCTION, tensors, program=program, function=function, position=n, shape=s.shape, dtype=s.dtype)
         for n, s in enumerate(specs)
     )
-    return results[0] if single else results
+    return results[0] if isinstance(out, Spec) else results
 
 
 def _check_shapes(function: Callable[..., Any], tensors: Sequence[RecurrentTensor], specs: Sequence[Spec]) -> None:
     """Let JAX say what the function returns, where all sizes are known while the program is written."""
-    shapes = [*(tensor.shape for tensor in tensors), *(declared.shape for declared in specs)]
+    shapes = [*(tensor.shape for tensor in tensors), *(one.shape for one in specs)]
     if not all(isinstance(size, int) for shape in shapes for size in shape):
         return
     import jax
 
     abstract: Any = jax.ShapeDtypeStruct
     given = [abstract(tensor.shape, tensor.dtype) for tensor in tensors]
-    found = jax.eval_shape(lambda *arrays: _results(function, arrays), *given)
+    with jax.enable_x64(_has_wide(*(x.dtype for x in tensors), *(one.dtype for one in specs))):
+        found = jax.eval_shape(lambda *arrays: _results(function, arrays), *given)
     if len(found) != len(specs):
         raise ShapeError(
             f"jax_function: {_name(function)} returns {len(found)} arrays, and out declares {len(specs)}",
             places=[("here", user_line())],
             hint="out has a spec for every result",
         )
-    for n, (result, declared) in enumerate(zip(found, specs, strict=True)):
-        _checked(function, n, result, declared.shape, declared.dtype)
+    for n, (result, wanted) in enumerate(zip(found, specs, strict=True)):
+        _checked(function, n, result, wanted.shape, wanted.dtype)
+
+
+def _has_wide(*dtypes_: DType) -> bool:
+    """Whether JAX has to be told that there are types of 64 bits, which programs that have them are compiled with."""
+    return any(dtype.itemsize == 8 for dtype in dtypes_)
 
 
 def _results(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,12 +13,13 @@ from tempo.dtypes import DType
 from tempo.errors import DtypeError
 from tempo.graph.node import Edge, Primitive, Shape, Size
 from tempo.ops.common import accumulate_in, normal_axes, normal_axis
+from tempo.ops.creation import number
 from tempo.ops.elementwise import (
-    _index_like,
     astype,
     divide,
     equal,
     exp,
+    index_like,
     isfinite,
     log,
     maximum,
@@ -238,7 +239,7 @@ def max(
     Of index expressions, the expression of the greatest: ``max(0, t - 5)``. ``initial`` takes part as one more
     element, and is the maximum of no elements.
     """
-    if _index_like(x, *others):
+    if index_like(x, *others):
         return index_maximum(x, *others)  # type: ignore[arg-type]
     return _extreme(MAX, x, others, axis, keepdims, initial)
 
@@ -255,7 +256,7 @@ def min(
     Of index expressions, the expression of the least: ``min(t + 5, T - 1)``. ``initial`` takes part as one more
     element, and is the minimum of no elements.
     """
-    if _index_like(x, *others):
+    if index_like(x, *others):
         return index_minimum(x, *others)  # type: ignore[arg-type]
     return _extreme(MIN, x, others, axis, keepdims, initial)
 
@@ -274,7 +275,7 @@ def _extreme(
         )
     tensor = as_tensor(x)
     if initial is not None:
-        initial = np.asarray(initial).astype(tensor.dtype)
+        initial = number(op.name, initial, tensor.dtype)
     return _reduce(op, tensor, others[0] if others else axis, keepdims, initial=initial)
 
 

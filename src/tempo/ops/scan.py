@@ -15,7 +15,7 @@ from tempo import dtypes
 from tempo.dtypes import DType
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
-from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.common import accumulate_in, broadcast_shapes, normal_axis, places
 from tempo.ops.elementwise import astype, equal, maximum
 from tempo.ops.indexing import part
 from tempo.ops.reduction import widened
@@ -259,8 +259,6 @@ def linear_scan(a: TensorLike, b: TensorLike, axis: int = 0, reverse: bool = Fal
 
     ``a`` and ``b`` broadcast.
     """
-    from tempo.ops.common import broadcast_shapes
-
     factors, terms = coerce(a, b)
     shape = broadcast_shapes("linear_scan", (factors.edge, terms.edge))
     operands = broadcast_to(factors, shape), broadcast_to(terms, shape)

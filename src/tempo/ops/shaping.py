@@ -12,9 +12,9 @@ import numpy as np
 from tempo.dtypes import DType
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, normal_size, show_shape
-from tempo.ops.common import normal_axes, normal_axis, places
+from tempo.ops.common import listed, normal_axes, normal_axis, places
 from tempo.ops.elementwise import sum_to
-from tempo.ops.indexing import part, place
+from tempo.ops.indexing import index, part, place
 from tempo.ops.sizes import quotient, total
 from tempo.source import user_line
 from tempo.symbolic import Expr
@@ -192,7 +192,7 @@ FLIP = Primitive(
 def reshape(x: TensorLike, shape: ShapeLike) -> RecurrentTensor:
     """The same elements, in order, in another shape; one size may be -1, for what is left."""
     tensor = as_tensor(x)
-    sizes = [shape] if isinstance(shape, int | np.integer | Expr) else list(shape)
+    sizes = listed(shape)
     for size in sizes:
         if isinstance(size, Expr):
             continue
@@ -240,8 +240,7 @@ def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> RecurrentTens
 
 def _axes(op: str, edge: Edge, axes: int | Sequence[int]) -> tuple[int, ...]:
     """Axes as non-negative integers, in the order given."""
-    listed = [axes] if isinstance(axes, int | np.integer) else list(axes)
-    return tuple(normal_axis(op, edge, a) for a in listed)
+    return tuple(normal_axis(op, edge, a) for a in listed(axes))
 
 
 def swapaxes(x: TensorLike, axis1: int, axis2: int) -> RecurrentTensor:
@@ -281,15 +280,15 @@ def broadcast_to(x: TensorLike, shape: ShapeLike) -> RecurrentTensor:
 def expand_dims(x: TensorLike, axis: int | Sequence[int]) -> RecurrentTensor:
     """New axes of size 1, at these places of the result."""
     tensor = as_tensor(x)
-    new = [axis] if isinstance(axis, int | np.integer) else list(axis)
+    new = listed(axis)
     rank = tensor.ndim + len(new)
-    if len({a % rank for a in new if -rank <= a < rank}) < len(new):
+    at = {int(a) % rank for a in new if isinstance(a, int | np.integer) and -rank <= a < rank}
+    if len(at) < len(new):
         raise ShapeError(
             f"expand_dims: axis {axis} is no place in a result of {rank} axes (from shape {show_shape(tensor.shape)})",
             places=places([tensor.edge]),
             hint=f"places are different integers from {-rank} to {rank - 1}",
         )
-    at = {a % rank for a in new}
     sizes = iter(tensor.shape)
     return reshape(tensor, tuple(1 if n in at else next(sizes) for n in range(rank)))
 
@@ -368,9 +367,7 @@ def split(x: TensorLike, indices_or_sections: int | Sequence[int | Expr], axis: 
                 hint="give the indices to cut at instead, e.g. tp.split(x, [2, 5])",
             )
         return [part(tensor, axis, n * each, each) for n in range(count)]
-    from tempo.ops.indexing import index
-
-    ends = [0, *indices_or_sections, None]
+    ends = [0, *listed(indices_or_sections), None]
     keys = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
     return [index(tensor, (slice(None),) * axis + (key,)) for key in keys]
 
@@ -406,7 +403,7 @@ def _pad_widths(edge: Edge, pad_width: Any) -> list[tuple[Size, Size]]:
         return [given.get(n, (0, 0)) for n in range(rank)]
     if isinstance(pad_width, int | np.integer | Expr):
         return [_pair(edge, pad_width, pad_width)] * rank
-    widths = list(pad_width)
+    widths = listed(pad_width)
     if widths and all(isinstance(w, int | np.integer | Expr) for w in widths):
         return [_pair(edge, pad_width, widths)] * rank
     pairs = [_pair(edge, pad_width, w) for w in widths]
@@ -422,7 +419,7 @@ def _pad_widths(edge: Edge, pad_width: Any) -> list[tuple[Size, Size]]:
 
 
 def _pair(edge: Edge, pad_width: Any, width: Any) -> tuple[Size, Size]:
-    ends: list[Any] = [width] if isinstance(width, int | np.integer | Expr) else list(width)
+    ends = listed(width)
     ends = ends * 2 if len(ends) == 1 else ends
     valid = len(ends) == 2 and all(isinstance(e, Expr) or (isinstance(e, int | np.integer) and e >= 0) for e in ends)
     if not valid:
@@ -446,7 +443,7 @@ def repeat(x: TensorLike, repeats: int | Expr, axis: int | None = None) -> Recur
 def tile(x: TensorLike, reps: int | Expr | Sequence[int | Expr]) -> RecurrentTensor:
     """The whole value side by side, ``reps`` times along each of the last axes."""
     tensor = as_tensor(x)
-    counts: list[Size] = [reps] if isinstance(reps, int | Expr) else list(reps)
+    counts: list[Size] = listed(reps)
     rank = max(tensor.ndim, len(counts))
     counts = [*(1,) * (rank - len(counts)), *counts]
     sizes = (1,) * (rank - tensor.ndim) + tensor.shape
@@ -460,9 +457,9 @@ def roll(x: TensorLike, shift: int | Sequence[int], axis: int | Sequence[int] | 
     """The elements moved on by ``shift``; what falls off the end comes back at the start."""
     tensor = as_tensor(x)
     if axis is None:
-        return reshape(roll(reshape(tensor, -1), int(np.sum(shift)), 0), tensor.shape)
+        return reshape(roll(reshape(tensor, -1), sum(listed(shift)), 0), tensor.shape)
     axes = _axes("roll", tensor.edge, axis)
-    shifts = [shift] * len(axes) if isinstance(shift, int | np.integer) else list(shift)
+    shifts = listed(shift) * len(axes) if isinstance(shift, int | np.integer) else listed(shift)
     if len(shifts) != len(axes):
         raise ShapeError(
             f"roll: {len(shifts)} shifts for {len(axes)} axes",

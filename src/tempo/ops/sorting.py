@@ -11,6 +11,7 @@ from tempo.dtypes import DType
 from tempo.errors import ShapeError
 from tempo.graph.node import Edge, Primitive, Shape, Size, show_shape
 from tempo.ops.common import accumulate_in, normal_axis, places
+from tempo.ops.creation import as_shape
 from tempo.ops.gathering import take_along_axis
 from tempo.tensor import RecurrentTensor, TensorLike, apply, as_tensor
 
@@ -108,11 +109,12 @@ def top_k(x: TensorLike, k: Size, axis: int = -1) -> tuple[RecurrentTensor, Recu
     """The ``k`` greatest elements along an axis, greatest first, and where they are."""
     tensor = as_tensor(x)
     size = tensor.shape[normal_axis("top_k", tensor.edge, axis)]
-    if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
+    if isinstance(k, int | np.integer) and (k < 0 or (isinstance(size, int) and k > size)):
         raise ShapeError(
             f"top_k: {k} elements along axis {axis} of shape {show_shape(tensor.shape)}",
             places=places([tensor.edge]),
             hint=f"k goes from 0 to {size}",
         )
-    order = _order("top_k", tensor, axis, True, k)
+    (count,) = as_shape(k)
+    order = _order("top_k", tensor, axis, True, count)
     return take_along_axis(tensor, order, axis), order

@@ -11,7 +11,7 @@ embedding: the rows of all steps are added into one table, and not those of each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 
 from tempo.analysis.causality import node_circles, remaining_circles
@@ -41,9 +41,10 @@ from tempo.symbolic import (
     maximum,
     minimum,
 )
-from tempo.symbolic.condition import And, AtLeastZero, EqualsZero
-from tempo.symbolic.expr import FloorDiv, Max, Min, Mod
+from tempo.symbolic.condition import And, AtLeastZero
+from tempo.symbolic.expr import Max, Min
 from tempo.symbolic.grid import Grid
+from tempo.symbolic.implied import first_step, not_negative_where
 from tempo.symbolic.intervals import at_least, extremes
 from tempo.symbolic.regions import inverse, pinned, within
 from tempo.temporal import recurrent_node
@@ -200,14 +201,14 @@ class _Part:
     def read_only_hits(self) -> None:
         """Where the producer's other steps may need this very point, read no steps but those that can hit it."""
         conditions = [*self.mask, *self.inside]
-        first = dict(filter(None, map(_first_step, conditions)))
+        first = dict(filter(None, map(first_step, conditions)))
         for part in conditions:
             for d, u in zip(self.free, self.axes, strict=True):
                 if u not in part.symbols():
                     continue
                 # Of the other axes in it, those steps count that leave the most to this one.
                 others = {a: (constant(0), a.bound - 1) for a in self.axes if a is not u}
-                for expr in _bounds_in(part, first):
+                for expr in not_negative_where(part, first):
                     self.restrict(d, u, extremes(expr, others)[1], roughly=not self.together)
         # Counted from that step, so that what is read varies over the dim that a loop over both goes over.
         for q, step in self.pinned:
@@ -479,54 +480,3 @@ def _ordered(span: Slice) -> Slice:
 def _is_few(size: Expr) -> bool:
     """Whether a number of steps has a limit that no bound changes."""
     return any(limit.is_constant for limit in (size.arguments if isinstance(size, Min) else (size,)))
-
-
-def _first_step(condition: Condition) -> tuple[Dim, int] | None:
-    """A dim, and the first step of it at which a condition may hold, if that is what it says."""
-    if isinstance(condition, AtLeastZero) and len(condition.expr.terms) == 1:
-        ((d, factor),) = condition.expr.terms
-        if isinstance(d, Dim) and factor == 1:
-            return d, -condition.expr.constant
-    return None
-
-
-def _bounds_in(condition: Condition, first: Mapping[Dim, int]) -> list[Expr]:
-    """Expressions that are not negative wherever a condition holds; ``first`` has the first steps of some dims."""
-    if isinstance(condition, AtLeastZero):
-        return _not_negative(condition.expr, first)
-    if not isinstance(condition, EqualsZero):
-        return []
-    found = [*_not_negative(condition.expr, first), *_not_negative(-condition.expr, first)]
-    for atom, c in condition.expr.terms:
-        if isinstance(atom, FloorDiv) and c in (1, -1):
-            # q == e//n  is  n*q <= e <= n*q + n - 1
-            q = (atom - condition.expr) if c == 1 else (atom + condition.expr)
-            low = atom.dividend - q * atom.divisor
-            found += [low, -low + atom.divisor - 1]
-    return found
-
-
-def _not_negative(expr: Expr, first: Mapping[Dim, int]) -> list[Expr]:
-    """Expressions that are not negative wherever this one is not; among them simpler ones."""
-    for atom, c in expr.terms:
-        rest = expr - c * atom
-        if isinstance(atom, Min | Max):
-            each = [rest + c * argument for argument in atom.arguments]
-            if isinstance(atom, Min) != (c > 0):
-                # Of max(0, a) > q, where q is a step, only a > q is possible.
-                each = [one for one in each if not _is_negative(one, first)]
-                each = each if len(each) == 1 else []
-            return [expr, *(simpler for one in each for simpler in _not_negative(one, first))]
-        if isinstance(atom, Mod):
-            return [expr, *_not_negative(rest + max(c * (atom.divisor - 1), 0), first)]
-        if isinstance(atom, FloorDiv) and c % atom.divisor == 0:
-            # n*(e//n) is e, or up to n - 1 less
-            times = c // atom.divisor
-            return [expr, *_not_negative(rest + times * atom.dividend + max(-times * (atom.divisor - 1), 0), first)]
-    return [expr]
-
-
-def _is_negative(expr: Expr, first: Mapping[Dim, int]) -> bool:
-    """Whether an expression can be seen to be negative at all steps of its dims."""
-    _, most = extremes(expr, {d: (constant(first.get(d, 0)), d.bound - 1) for d in dims_of(expr.symbols())})
-    return at_least(-1, most)

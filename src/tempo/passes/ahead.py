@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from tempo.graph.node import Case, Domain, Edge, Graph, Node
 from tempo.graph.traversal import components, reachable
 from tempo.passes.rewrite import rebuild, refreshed, with_edges
-from tempo.symbolic import Condition, Dim, Expr, Slice, Symbol, conjunction
+from tempo.symbolic import Condition, Dim, Expr, Slice, Symbol, box_of, conjunction
 from tempo.symbolic.intervals import at_least
 from tempo.symbolic.polyhedral import may_hold
 
@@ -44,13 +43,13 @@ def read_next_values(graph: Graph) -> Graph:
                 edge = _known(graph, edge, domain, where, own)
         return edge
 
-    edges = {n: tuple(known(edge, n, n.domain, _box(n.domain)) for edge in n.edges) for n in graph.nodes}
+    edges = {n: tuple(known(edge, n, n.domain, box_of(n.domain)) for edge in n.edges) for n in graph.nodes}
     cases = {
         node: tuple(replace(case, value=known(case.value, node, node.domain, case.region)) for case in old)
         for node, old in graph.cases.items()
     }
-    stops = {dim: known(edge, None, edge.domain, _box(edge.domain)) for dim, edge in graph.stops.items()}
-    emits = {name: known(edge, None, edge.domain, _box(edge.domain)) for name, edge in graph.emits.items()}
+    stops = {dim: known(edge, None, edge.domain, box_of(edge.domain)) for dim, edge in graph.stops.items()}
+    emits = {name: known(edge, None, edge.domain, box_of(edge.domain)) for name, edge in graph.emits.items()}
     changed = replace(graph, nodes=_in_order(edges), cases=cases, stops=stops, emits=emits)
     if changed == graph and all(edges[node] == node.edges for node in graph.nodes):
         return graph
@@ -128,8 +127,3 @@ def _through(edge: Edge, value: Edge) -> Edge | None:
         shift = (item - d).substitute(points)
         index.append(Slice(ranges[d].start + shift, ranges[d].stop + shift))
     return None if left else Edge(value.node, tuple(index))
-
-
-@lru_cache(maxsize=2**10)  # few domains, of many nodes
-def _box(domain: Domain) -> Condition:
-    return conjunction(part for d in domain for part in (d >= 0, d < d.bound))

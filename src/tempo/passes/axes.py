@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tempo.graph.node import Node, Primitive, Size
 from tempo.ops import elementwise
@@ -44,6 +45,11 @@ def reduced_axes(node: Node) -> Iterator[tuple[Size, Axes]]:
     elif node.op in REDUCTIONS:
         for axis in node.attributes["axes"]:
             yield node.edges[0].shape[axis], (axis,)
+
+
+def with_item(values: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
+    """A shape, or something else that has an item per axis, with another item."""
+    return (*values[:position], value, *values[position + 1 :])
 
 
 def _aligned(node: Node, axis: int) -> Axes:

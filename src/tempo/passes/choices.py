@@ -25,7 +25,7 @@ from tempo.graph.node import Case, Edge, Graph, Node, dims_of
 from tempo.graph.structural import HOST, RECURRENT
 from tempo.passes.rewrite import Rebuilt, rebuild, with_edges
 from tempo.passes.variables import case_in
-from tempo.symbolic import Expr, Symbol, conjunction
+from tempo.symbolic import Expr, Symbol, box_of
 from tempo.symbolic.index import show
 from tempo.symbolic.polyhedral import may_hold
 from tempo.symbolic.regions import within
@@ -92,7 +92,7 @@ def _applying(edge: Edge, cases: Sequence[Case]) -> list[Case]:
     items: dict[Symbol, Expr] = {
         d: item for d, item in zip(edge.node.domain, edge.index, strict=True) if isinstance(item, Expr)
     }
-    left = conjunction(part for d in domain for part in (d >= 0, d < d.bound))
+    left = box_of(domain)
     found = []
     for case in cases:
         moved = case_in(case, items, domain, case.value.substitute(items))

@@ -19,6 +19,7 @@ from typing import Any
 
 from tempo.graph.node import Edge, Graph, Node, dims_of, frozen, substitute_shape
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.traversal import edges_of
 from tempo.passes.variables import attribute_in
 from tempo.symbolic import Dim, Expr
 from tempo.symbolic import index as indices
@@ -147,7 +148,7 @@ class Looks:
                 self.readers[edge.node].append((node, slot))
 
     def number(self, thing: Any) -> int:
-        """The same for equal things."""
+        """A number for a thing, the same for equal ones."""
         return self.numbers.setdefault(thing, len(self.numbers))
 
     def variables(self, node: Node) -> dict[Any, Dim]:
@@ -160,7 +161,7 @@ class Looks:
 
     def describe(self, node: Node) -> Any:
         names = self.variables(node)
-        edges = (*node.edges, *(case.value for case in self.graph.cases.get(node, ())))
+        edges = edges_of(node, self.graph.cases)
         self.own[node] = reads = tuple(Edge(e.node, indices.substitute(e.index, names)) for e in edges)
         return (
             node.op,

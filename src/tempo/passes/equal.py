@@ -17,6 +17,7 @@ from collections.abc import Hashable
 
 from tempo.graph.node import Edge, Graph, Node, frozen
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
+from tempo.graph.traversal import edges_of
 from tempo.passes.rewrite import Rebuilt, rebuild
 
 MOST_ROUNDS = 32
@@ -48,8 +49,7 @@ def _classes(graph: Graph) -> dict[Node, int] | None:
     what = {node: numbers[_what(graph, node)] for node in graph.nodes}
     reads: dict[Node, list[tuple[Node, int]]] = {}
     for node in graph.nodes:
-        edges = (*node.edges, *(case.value for case in graph.cases.get(node, ())))
-        reads[node] = [(edge.node, numbers[edge.index]) for edge in edges]
+        reads[node] = [(edge.node, numbers[edge.index]) for edge in edges_of(node, graph.cases)]
     classes = {node: what[node] for node in graph.nodes if node.op is RECURRENT}
     for _ in range(MOST_ROUNDS):
         told_apart = _Numbers()

@@ -21,12 +21,12 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tempo.analysis.causality import node_circles
-from tempo.graph.node import Case, Domain, Edge, Graph, Node, dims_of
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, dims_of, find_dim
 from tempo.graph.structural import HOST, HOST_RESULT, RECURRENT
-from tempo.graph.traversal import components
-from tempo.passes.rewrite import Rebuilt, assemble
+from tempo.graph.traversal import components, edges_of
+from tempo.passes.rewrite import Rebuilt, assemble, with_cases
 from tempo.passes.variables import case_in, in_variables
-from tempo.symbolic import Condition, Dim, Expr, Slice, Symbol, conjunction, equal
+from tempo.symbolic import Condition, Dim, Expr, Slice, Symbol, box_of, conjunction, equal
 from tempo.symbolic.polyhedral import may_hold
 from tempo.symbolic.regions import pinned
 
@@ -71,7 +71,7 @@ def _fixed_reads(graph: Graph) -> Iterator[tuple[Pin, Node]]:
     for circle in node_circles(graph):
         for reader in circle:
             families = {d.origin for d in reader.domain}
-            for edge in _edges(graph, reader):
+            for edge in edges_of(reader, graph.cases):
                 if edge.node not in circle or edge.node.op is not RECURRENT:
                     continue
                 for d, item in zip(edge.node.domain, edge.index, strict=True):
@@ -88,7 +88,7 @@ class Pin:
 
     def dim(self, node: Node) -> Dim | None:
         """The dim of a node that the step is one of."""
-        return next((d for d in node.domain if d.origin is self.family), None)
+        return find_dim(node, self.family)
 
     def at(self, dim: Dim) -> Expr:
         """The step as a derived dim counts."""
@@ -140,16 +140,13 @@ def _circles_at(graph: Graph, pin: Pin) -> list[set[Node]]:
     found = []
     for around in node_circles(graph):
         # Most circles are seen to be none without asking isl which cases apply at the step.
-        substituted = {node: [e.substitute(pin.replacement(node)) for e in _edges(graph, node)] for node in around}
+        substituted = {
+            node: [e.substitute(pin.replacement(node)) for e in edges_of(node, graph.cases)] for node in around
+        }
         for circle in mixed({node: leads_to(edges, around) for node, edges in substituted.items()}):
             applying = {node: [edge for edge, _ in _reads_at(graph, node, pin)] for node in circle}
             found += mixed({node: leads_to(edges, circle) for node, edges in applying.items()})
     return found
-
-
-def _edges(graph: Graph, node: Node) -> Iterator[Edge]:
-    yield from node.edges
-    yield from (case.value for case in graph.cases.get(node, ()))
 
 
 def _reads_at(graph: Graph, node: Node, pin: Pin) -> Iterator[tuple[Edge, Case | None]]:
@@ -177,10 +174,6 @@ def _applying(pin: Pin, domain: Domain, regions: tuple[Condition, ...]) -> tuple
             found.append(n)
         earlier.append(there)
     return tuple(found)
-
-
-def _box(domain: Domain) -> Condition:
-    return conjunction(part for d in domain for part in (d >= 0, d < d.bound))
 
 
 class _Split:
@@ -269,19 +262,17 @@ class _Split:
         for node in copied:
             kept = tuple(case for case in cases[node] if node in needed or not self.is_pinned(node, case))
             cases[node] = kept or cases[node]
-        everything = Rebuilt()
-        everything.edges = {node: node.here() for node in graph.nodes}
-        return assemble(graph, cases, graph.outputs, graph.emits, graph.stops, everything)
+        return with_cases(graph, cases)
 
     def needed(self, graph: Graph, wanted: Collection[Node]) -> set[Node]:
         """Those of some nodes whose values at the step somebody may read (and some others)."""
         readers: dict[Node, list[tuple[Node, int, Edge]]] = {}
         for reader in graph.nodes:
-            for n, edge in enumerate(_edges(graph, reader)):
+            for n, edge in enumerate(edges_of(reader, graph.cases)):
                 readers.setdefault(edge.node, []).append((reader, n, edge))
         found: set[Node] = set()
         for edge in (*graph.outputs.values(), *graph.emits.values()):
-            if edge.is_here or self.may_hit(edge, _box(edge.domain), edge.domain):
+            if edge.is_here or self.may_hit(edge, box_of(edge.domain), edge.domain):
                 found.add(edge.node)
         # Who reads at its own step needs the step if somebody needs the reader at the step.
         by_same: dict[Node, list[Node]] = {}
@@ -310,7 +301,7 @@ class _Split:
     def read_where(self, graph: Graph, reader: Node, number: int) -> Condition:
         """The points at which a node reads one of its edges, or the value of one of its cases."""
         if number < len(reader.edges):
-            return _box(reader.domain)
+            return box_of(reader.domain)
         cases = graph.cases[reader][: number - len(reader.edges) + 1]
         return conjunction([cases[-1].region, *(~case.region for case in cases[:-1])])
 

@@ -33,7 +33,7 @@ from tempo.ops.elementwise import ADD, CAST
 from tempo.ops.indexing import PLACE, SLICE
 from tempo.ops.reduction import MAX, MIN, SUM
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE
-from tempo.passes.axes import REDUCTIONS, Axes, operand_axes, reduced_axes
+from tempo.passes.axes import REDUCTIONS, Axes, operand_axes, reduced_axes, with_item
 from tempo.passes.rewrite import Rebuilt, rebuild, through
 from tempo.symbolic import Dim, Expr, Slice, as_expr, constant, maximum, minimum
 from tempo.symbolic.grid import Grid
@@ -232,7 +232,7 @@ class _Chain:
         attributes = self.end.attributes
         at = as_expr(attributes["starts"][axis])
         index = tuple(at // self.block if d is self.tile else d for d in whole.node.domain)
-        starts = _with(attributes["starts"], axis, normal_size(at % self.block))
+        starts = with_item(attributes["starts"], axis, normal_size(at % self.block))
         return make(SLICE, Edge(whole.node, index), source=self.end.source, **{**attributes, "starts": starts})
 
     def operands(self, done: Rebuilt) -> list[Edge]:
@@ -245,7 +245,7 @@ class _Chain:
                 item = edge.index[part]
                 assert isinstance(item, Slice)
                 start = item.start + piece.start
-                found = done.edge(Edge(edge.node, _with(edge.index, part, Slice(start, start + piece.size))))
+                found = done.edge(Edge(edge.node, with_item(edge.index, part, Slice(start, start + piece.size))))
             else:
                 found = through(edge, built[part])
             # That a tile is never cut short may be known of what is read, and not of what it is read from.
@@ -284,8 +284,8 @@ def _cut(edge: Edge, axis: int, piece: _Piece) -> Edge:
         SLICE,
         edge,
         source=edge.node.source,
-        starts=_with((0,) * rank, axis, normal_size(piece.start)),
-        sizes=_with(edge.shape, axis, piece.size),
+        starts=with_item((0,) * rank, axis, normal_size(piece.start)),
+        sizes=with_item(edge.shape, axis, piece.size),
         steps=(1,) * rank,
     )
 
@@ -294,19 +294,15 @@ def _attributes(node: Node, axis: int, piece: _Piece) -> dict[str, Any]:
     """The attributes of an operation for a piece of an axis of its result."""
     found = dict(node.attributes)
     if node.op in (BROADCAST_TO, FULL, PLACE, RESHAPE):
-        found["shape"] = _with(node.shape, axis, piece.size)
+        found["shape"] = with_item(node.shape, axis, piece.size)
     elif node.op is SLICE:
-        found["sizes"] = _with(node.shape, axis, piece.size)
-        found["starts"] = _with(found["starts"], axis, 0)
+        found["sizes"] = with_item(node.shape, axis, piece.size)
+        found["starts"] = with_item(found["starts"], axis, 0)
     elif node.op is IOTA:
         found["size"] = piece.size
     elif node.op is GRID:
         grid: Grid = found["grid"]
         old = grid.axes[axis]
         new = Dim(old.name, piece.size, old.origin)
-        found["grid"] = Grid(grid.value.substitute({old: new + piece.start}), _with(grid.axes, axis, new))
+        found["grid"] = Grid(grid.value.substitute({old: new + piece.start}), with_item(grid.axes, axis, new))
     return found
-
-
-def _with(values: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:position], value, *values[position + 1 :])

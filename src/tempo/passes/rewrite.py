@@ -108,6 +108,13 @@ def with_edges(node: Node, edges: tuple[Edge, ...]) -> Node:
     )
 
 
+def with_cases(graph: Graph, cases: Mapping[Node, tuple[Case, ...]]) -> Graph:
+    """The graph with other cases, and without what nobody needs then."""
+    unchanged = Rebuilt()
+    unchanged.edges = {node: node.here() for node in graph.nodes}
+    return assemble(graph, cases, graph.outputs, graph.emits, graph.stops, unchanged)
+
+
 def assemble(
     graph: Graph,
     cases: Mapping[Node, tuple[Case, ...]],

@@ -16,7 +16,7 @@ from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
 from tempo.graph.structural import INPUT, RECURRENT
 from tempo.ops.elementwise import COPY
-from tempo.passes.rewrite import Rebuilt, assemble
+from tempo.passes.rewrite import with_cases
 from tempo.symbolic import Dim, Expr
 
 
@@ -45,9 +45,7 @@ def hand_rows_on(graph: Graph) -> Graph:
     cases = {node: tuple(handed_on(node, case) for case in old) for node, old in graph.cases.items()}
     if not rows:
         return graph
-    everything = Rebuilt()
-    everything.edges = {node: node.here() for node in graph.nodes}
-    return assemble(graph, cases, graph.outputs, graph.emits, graph.stops, everything)
+    return with_cases(graph, cases)
 
 
 def _fixed(edge: Edge) -> tuple[tuple[Dim, Expr], ...]:

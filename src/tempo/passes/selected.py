@@ -20,7 +20,7 @@ from typing import Any
 from tempo.analysis.causality import node_circles
 from tempo.graph.node import Domain, Edge, Graph, Node, Shape, Size, dims_of
 from tempo.graph.structural import INPUT
-from tempo.graph.traversal import dependents, reachable
+from tempo.graph.traversal import dependents, edges_of, reachable
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.indexing import SLICE
 from tempo.ops.reduction import ARGMAX, ARGMIN
@@ -83,7 +83,7 @@ class _Costs:
         self.in_loops = dependents(self.circle_of, graph)
         self.readers: dict[Node, list[tuple[Node | None, Edge]]] = {}
         for node in graph.nodes:
-            for edge in (*node.edges, *(case.value for case in graph.cases.get(node, ()))):
+            for edge in edges_of(node, graph.cases):
                 self.readers.setdefault(edge.node, []).append((node, edge))
         for edge in (*graph.outputs.values(), *graph.emits.values(), *graph.stops.values()):
             self.readers.setdefault(edge.node, []).append((None, edge))

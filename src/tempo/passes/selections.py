@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.graph.build import make, reshaped
-from tempo.graph.node import Edge, Node, Shape, Size
+from tempo.graph.node import Edge, Node, Size
 from tempo.ops.contraction import EINSUM, subscript_terms
 from tempo.ops.creation import FULL, GRID, IOTA
 from tempo.ops.gathering import TAKE, TAKE_ALONG_AXIS
 from tempo.ops.indexing import PLACE, SLICE
 from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
-from tempo.passes.axes import ALIGNED, operand_axes
+from tempo.passes.axes import ALIGNED, operand_axes, with_item
 from tempo.passes.rewrite import Rebuilt
 from tempo.passes.variables import attribute_in
 from tempo.symbolic import Expr
@@ -177,7 +177,7 @@ class Moved:
         attributes = {name: attribute_in(value, steps) for name, value in node.attributes.items()}
         if place is not None and node.op in SHAPES:
             name = SHAPES[node.op]
-            attributes[name] = _with(attributes[name], place.axis, self.one.count)
+            attributes[name] = with_item(attributes[name], place.axis, self.one.count)
         return make(node.op, *edges, source=node.source, **attributes)
 
     def taken(self, x: Edge, place: Place) -> Edge:
@@ -185,14 +185,14 @@ class Moved:
         node = self.one.node
         if node.op is SLICE:
             start, size, step = (node.attributes[name][self.one.place.axis] for name in ("starts", "sizes", "steps"))
-            rank, sizes = len(x.shape), _with(x.shape, place.axis, size)
-            starts, steps = _with((0,) * rank, place.axis, start), _with((1,) * rank, place.axis, step)
+            rank, sizes = len(x.shape), with_item(x.shape, place.axis, size)
+            starts, steps = with_item((0,) * rank, place.axis, start), with_item((1,) * rank, place.axis, step)
             return make(SLICE, x, source=node.source, starts=starts, sizes=sizes, steps=steps)
         if not place.along:
             return make(TAKE, x, self.indices(), source=node.source, axis=place.axis)
         axes = [n for n in (*place.along, place.axis) if n is not None]
         turned = _transposed(self.indices(), tuple(sorted(range(len(axes)), key=axes.__getitem__)))
-        own = _with(x.shape, place.axis, self.one.count)
+        own = with_item(x.shape, place.axis, self.one.count)
         indices = reshaped(RESHAPE, turned, tuple(size if n in axes else 1 for n, size in enumerate(own)))
         if indices.shape != own:
             indices = make(BROADCAST_TO, indices, source=node.source, shape=own)
@@ -228,7 +228,3 @@ class Moved:
 
 def _transposed(edge: Edge, axes: tuple[int, ...]) -> Edge:
     return edge if axes == tuple(range(len(axes))) else make(TRANSPOSE, edge, source=edge.node.source, axes=axes)
-
-
-def _with(shape: Shape, axis: int, size: Size) -> Shape:
-    return (*shape[:axis], size, *shape[axis + 1 :])

@@ -30,7 +30,7 @@ from tempo.graph.node import (
     shape_symbols,
     substitute_shape,
 )
-from tempo.graph.regions import hull
+from tempo.graph.regions import ends
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components
 from tempo.ops.creation import FULL
@@ -182,13 +182,9 @@ class _Dropped:
     def span(self, node: Node) -> dict[Dim, range]:
         """The steps that a node may have of its dropped dims."""
         if node not in self.spans:
-            if node.op is RECURRENT:
-                ends = hull(node.domain, self.graph.cases[node])
-            else:
-                ends = tuple((constant(0), d.bound) for d in node.domain)
             self.spans[node] = {
                 d: range(start.evaluate(self.numbers), stop.evaluate(self.numbers))
-                for d, (start, stop) in zip(node.domain, ends, strict=True)
+                for d, (start, stop) in zip(node.domain, ends(node, self.graph.cases), strict=True)
                 if d.origin in self.dims
             }
         return self.spans[node]

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tempo.analysis.causality import node_circles
-from tempo.graph.node import Case, Domain, Edge, Graph, Node, dims_of, shape_symbols
+from tempo.analysis.causality import node_circles, retimed
+from tempo.graph.node import Case, Domain, Edge, Graph, Node, dim_of, dims_of, find_dim, shape_symbols
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
-from tempo.graph.traversal import components
+from tempo.graph.traversal import circles
 from tempo.passes.rewrite import Rebuilt, assemble
 from tempo.passes.variables import case_in, in_variables
 from tempo.symbolic import Dim, Expr, Index, Slice, Symbol, constant
@@ -79,7 +79,7 @@ class _Read:
 
     def distance(self, family: Dim) -> int | None:
         """How many steps of a dim it looks back; None if that is not one number."""
-        own, theirs = _own(self.consumer, family), _own(self.producer, family)
+        own, theirs = find_dim(self.consumer, family), find_dim(self.producer, family)
         if own is None or theirs is None:
             return None
         item = self.edge.index[self.producer.domain.index(theirs)]
@@ -108,15 +108,11 @@ def _relative(node: Node, case: Case) -> Edge:
     return Edge(case.value.node, tuple(index))
 
 
-def _own(node: Node, family: Dim) -> Dim | None:
-    return next((d for d in node.domain if d.origin is family), None)
-
-
 def _circles(nodes: set[Node], reads: Sequence[_Read]) -> list[set[Node]]:
     following: dict[Node, list[Node]] = {node: [] for node in sorted(nodes, key=lambda n: n.number)}
     for r in reads:
         following[r.consumer].append(r.producer)
-    return [c for c in components(following) if len(c) > 1 or any(n in following[n] for n in c)]
+    return circles(following)
 
 
 # -- which circles, and along which diagonals -----------------------------------------------------------------------
@@ -233,22 +229,10 @@ def _with_operands(graph: Graph, delays: Mapping[Node, int], i: Dim, j: Dim) -> 
 
 
 def _delays(reads: Sequence[_Read], steps: Sequence[int | None], direction: int) -> dict[Node, int] | None:
-    """By how many steps to delay nodes so that no read looks ahead in a loop in one direction; None if that cannot be.
-
-    (Shortest paths, as in the retiming of circuits. ``schedule.loops`` does the same for the loops it chooses.)
-    """
-    if None in steps:
-        return None
-    back = [(r, direction * step) for r, step in zip(reads, steps, strict=True) if step is not None]
-    delays = {node: 0 for r in reads for node in (r.consumer, r.producer)}
-    for _ in range(len(delays) + 1):
-        late = [(r.producer, delays[r.consumer] + step) for r, step in back]
-        late = [(node, most) for node, most in late if most < delays[node]]
-        if not late:
-            return delays
-        for node, most in late:
-            delays[node] = min(delays[node], most)
-    return None
+    """By how many steps to delay nodes so that no read looks ahead in a loop in one direction; None if that cannot
+    be."""
+    known = [(r.consumer, r.producer, direction * n) for r, n in zip(reads, steps, strict=True) if n is not None]
+    return retimed(known) if len(known) == len(reads) else None
 
 
 def _is_strict(reads: Sequence[_Read], steps: Sequence[int | None], direction: int) -> bool:
@@ -330,8 +314,7 @@ class _Skewed:
 
     def variables_of(self, node: Node) -> _Variables:
         skewing = self.skewing
-        i, j = _own(node, skewing.i), _own(node, skewing.j)
-        assert i is not None and j is not None
+        i, j = dim_of(node, skewing.i), dim_of(node, skewing.j)
         a, b = skewing.a, skewing.b
         offset = constant(0) if b == 1 else j.bound - 1
         start = a * i.start + b * j.start - offset + skewing.delays[node]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tempo.graph.node import Edge, Graph, Node
 from tempo.graph.printing import show_node, show_type
 from tempo.graph.structural import HOST, INPUT, RECURRENT
+from tempo.graph.traversal import edges_of
 from tempo.symbolic import index as indices
 
 # Programs with more tensors are not drawn as a whole.
@@ -95,7 +96,7 @@ def dependences(graph: Graph) -> Dependences:
 
 
 def _with_inputs_together(boxes: Mapping[Key, Tensor], reads: Reads) -> tuple[dict[Key, Tensor], Reads]:
-    """The same with one box for inputs that the same tensors read in the same way, such as the weights of a layer."""
+    """Boxes and reads with one box for all inputs that the same tensors read in the same way, as a layer's weights."""
     readers: dict[Key, list[object]] = {key: [] for key, tensor in boxes.items() if tensor.kind == "input"}
     for (reader, producer), found in reads.items():
         if producer in readers:
@@ -174,7 +175,7 @@ def _reads(graph: Graph, node: Node, drawn: Container[Node]) -> Iterator[tuple[N
 
 
 def _direct(graph: Graph, node: Node) -> Iterator[tuple[Node, str]]:
-    for edge in (*node.edges, *(case.value for case in graph.cases.get(node, ()))):
+    for edge in edges_of(node, graph.cases):
         yield edge.node, _index(edge)
     for scatter in node.scatters:
         yield scatter.node, "" if scatter.index == node.domain else f"→ {indices.show(scatter.index)}"

@@ -95,11 +95,13 @@ def _dependences(facts: Facts, marks: Marks) -> Markup:
     found = dependences(facts.source)
     about = (
         "The program as it was written: an arrow goes from a tensor to one that reads it, with the index if that is "
+        "not at the same step. Dashed arrows go back up: they close recurrences."
     )
-    about += "not at the same step. Dashed arrows go back up: they close recurrences."
     if found.left_out:
-        about += f" Of {len(facts.source.nodes):,} tensors {found.left_out:,} are not drawn: operations without a name "
-        about += "that are read at their own step only. What is read through them has an arrow."
+        about += (
+            f" Of {len(facts.source.nodes):,} tensors {found.left_out:,} are not drawn: operations without a name "
+            "that are read at their own step only. What is read through them has an arrow."
+        )
     kinds = {"input": "input", "recurrent": "defined by cases", "operation": "operation", "host": "host call"}
     there = {tensor.kind for tensor in found.tensors}
     keys = [
@@ -115,8 +117,8 @@ def _dependences(facts: Facts, marks: Marks) -> Markup:
 def _loops(facts: Facts, marks: Marks) -> Markup:
     about = (
         "What is not inside of a loop over a dim is computed for all of its steps at once. On the right, the line of "
+        "the program that a statement comes from."
     )
-    about += "the program that a statement comes from."
     return joined(tag("p", about), loop_tree(facts.schedule.trees, facts.graph, marks))
 
 
@@ -132,8 +134,10 @@ def _plan(facts: Facts) -> Markup:
 
 
 def _memory(facts: Facts) -> Markup:
-    about = "What the plan takes on the device while each statement of the loop tree runs, from left to right, in one "
-    about += f"iteration of the loops below it. The dashed line is the planned peak, {show_bytes(facts.storage.peak)}."
+    about = (
+        "What the plan takes on the device while each statement of the loop tree runs, from left to right, in one "
+        f"iteration of the loops below it. The dashed line is the planned peak, {show_bytes(facts.storage.peak)}."
+    )
     taken = facts.storage.over_time()
     if max(taken) < facts.storage.peak:
         about += " For it, stores that grow from piece to piece of a loop are as large as they get."
@@ -144,8 +148,8 @@ def _stores(facts: Facts) -> Markup:
     total = show_bytes(sum(store.bytes for store in facts.storage.stores.values()))
     about = (
         f"Values that are kept for later, {total} if all of them were there at once: of each dim all steps, a window "
+        "of the last ones, or one value."
     )
-    about += "of the last ones, or one value."
     return joined(tag("p", about), stores(facts.storage))
 
 

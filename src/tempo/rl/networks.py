@@ -10,6 +10,7 @@ import tempo as tp
 from tempo import nn
 from tempo.rl.distributions import Categorical, Distribution, MultiCategorical, Normal
 from tempo.rl.environments.environment import Box, Discrete, MultiDiscrete
+from tempo.rl.environments.gymnasium import expect_environment
 
 Tensor = tp.RecurrentTensor
 
@@ -22,6 +23,7 @@ class Policy(nn.Module):
     """
 
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        expect_environment(env)
         self.shape = env.observation.shape
         self.action = env.action
         outputs = outputs_for(env.action)
@@ -29,7 +31,7 @@ class Policy(nn.Module):
         self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def __call__(self, observation: Tensor) -> Distribution:
-        return distribution_over(self.action, self.net(_flat(observation, self.shape)), self.log_std)
+        return distribution_over(self.action, self.net(flat(observation, self.shape)), self.log_std)
 
 
 def outputs_for(action: Discrete | MultiDiscrete | Box) -> int:
@@ -50,11 +52,12 @@ class Critic(nn.Module):
     """From an observation (..., *shape) to its value (...)."""
 
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
+        expect_environment(env)
         self.shape = env.observation.shape
         self.net = _network([math.prod(self.shape), *hidden, 1], activation, last_gain=1.0)
 
     def __call__(self, observation: Tensor) -> Tensor:
-        return tp.squeeze(self.net(_flat(observation, self.shape)), -1)
+        return tp.squeeze(self.net(flat(observation, self.shape)), -1)
 
 
 class QNetwork(nn.Module):
@@ -66,6 +69,7 @@ class QNetwork(nn.Module):
     def __init__(
         self, env: Any, hidden: Sequence[int] = (120, 84), activation: Callable[..., Tensor] = tp.tanh
     ) -> None:
+        expect_environment(env)
         if not isinstance(env.action, Discrete):
             raise tp.errors.ProgramError(
                 f"the actions are {env.action}: there is no value for each of them",
@@ -78,7 +82,7 @@ class QNetwork(nn.Module):
 
     def values(self, observation: Tensor) -> Tensor:
         """What each action is worth: shape (..., actions)."""
-        return self.net(_flat(observation, self.shape))
+        return self.net(flat(observation, self.shape))
 
     def __call__(self, observation: Tensor) -> Distribution:
         return Categorical(self.values(observation))
@@ -94,7 +98,7 @@ def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain:
     return net
 
 
-def _flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
+def flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """All axes of an observation as one."""
     leading = observation.shape[: observation.ndim - len(shape)]
     return observation.reshape((*leading, math.prod(shape))).astype(tp.float32)

@@ -9,7 +9,8 @@ import tempo as tp
 from tempo import nn
 from tempo.rl.distributions import Distribution
 from tempo.rl.environments.environment import Box
-from tempo.rl.networks import distribution_over, outputs_for
+from tempo.rl.environments.gymnasium import expect_environment
+from tempo.rl.networks import distribution_over, flat, outputs_for
 
 Tensor = tp.RecurrentTensor
 
@@ -52,6 +53,7 @@ class RecurrentPolicy(nn.Module):
                 places=[("here", tp.errors.user_line())],
                 hint='cells are "gru" and "lstm"',
             )
+        expect_environment(env)
         self.shape = env.observation.shape
         self.size = 2 * hidden * (1 if cell == "gru" else 2)
         self.action = env.action
@@ -63,8 +65,7 @@ class RecurrentPolicy(nn.Module):
 
     def advance(self, observation: Tensor, memory: Tensor) -> Tensor:
         """The memory after an observation."""
-        leading = observation.shape[: observation.ndim - len(self.shape)]
-        x = observation.reshape((*leading, math.prod(self.shape))).astype(tp.float32)
+        x = flat(observation, self.shape)
         of_actor, of_critic = tp.split(memory, 2, axis=-1)
         return tp.concatenate([self.actor.advance(x, of_actor), self.critic.advance(x, of_critic)], axis=-1)
 

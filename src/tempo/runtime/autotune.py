@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,9 @@ def autotune(
     first = Executable(prog.graph, bounds, backend, device, memory=memory)
     place = _place(first, memory)
     if place.exists():
-        return Plan.load(place)
+        # It may be cut off, or have been written by another version of Tempo: then it is found anew.
+        with contextlib.suppress(ProgramError):
+            return Plan.load(place)
     seconds = [(_seconds(first, inputs), first.plan)]
     for plan in _candidates(first, on_gpu(backend, device)):
         try:
@@ -49,8 +52,10 @@ def autotune(
             continue
         seconds.append((_seconds(run, inputs), run.plan))
     best = min(seconds, key=lambda timed: timed[0])[1]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    best.save(place)
+    # That there is no room, or no permission, is no reason not to give it.
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        best.save(place)
     return best
 
 

@@ -71,8 +71,8 @@ class Request:
 
     @cached_property
     def text(self) -> str | None:
-        """The same for requests that give the same programs, with any memory of the device that is large enough; None
-        if nobody can tell."""
+        """A text that two requests share if they give the same program, however much memory their devices have beyond
+        what it takes; None if nobody can tell."""
         # A plan names the tensors that are in host memory, by names that the identity does not have.
         program = None if self.skip or self.wanted.host else identity(self.source)
         if program is None:

@@ -27,7 +27,7 @@ from tempo.runtime.run import Run, Worker
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import computes, only, show
 from tempo.schedule.plan import Plan, wanted_plan
-from tempo.schedule.planning import bytes_of, free_memory
+from tempo.schedule.planning import bytes_of
 from tempo.schedule.script import Chunks, Script
 from tempo.schedule.storage import Storage
 
@@ -394,3 +394,13 @@ def on_gpu(backend: str, device: str | None) -> bool:
     from tempo.backends.jax.machine import find_device
 
     return bool(find_device(device).platform == "gpu")
+
+
+def free_memory(backend: str, device: str | None) -> int | None:
+    """What a device has left, if it says so: a GPU does."""
+    if backend != "jax":
+        return None
+    from tempo.backends.jax.machine import find_device
+
+    found = find_device(device).memory_stats()
+    return None if not found or "bytes_limit" not in found else int(found["bytes_limit"] - found["bytes_in_use"])

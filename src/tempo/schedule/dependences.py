@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tempo.analysis.causality import steps_back
+from tempo.analysis.causality import Distance, retimed, steps_back
 from tempo.analysis.relations import Read
-from tempo.graph.node import Node
+from tempo.graph.node import Node, find_dim
 from tempo.graph.structural import RECURRENT
 from tempo.symbolic import Dim, Slice
-
-Distance = tuple[int | None, int | None] | None
 
 Shifts = dict[tuple[Node, Dim], int]
 """By how many steps of a loop over a dim a node is computed later than its own step says."""
@@ -45,14 +43,13 @@ class Dependence:
         return None if low is None else low + shift, None if high is None else high + shift
 
     def unshifted(self, family: Dim) -> Distance:
-        """The same where every node is computed at the loop's own step."""
+        """``distance`` if every node were computed at the loop's own step."""
         if family not in self.distances:
             self.distances[family] = self._distance(family)
         return self.distances[family]
 
     def _distance(self, family: Dim) -> Distance:
-        own = next((d for d in self.consumer.domain if d.origin is family), None)
-        theirs = next((d for d in self.producer.domain if d.origin is family), None)
+        own, theirs = find_dim(self.consumer, family), find_dim(self.producer, family)
         if own is None or theirs is None:  # a fold reads all steps of a dim that it does not have
             return None, None
         if self.read.index is not None:
@@ -62,6 +59,22 @@ class Dependence:
                 if back.is_constant:
                     return back.constant, back.constant
         return steps_back(self.read, own, theirs, self.numbers)
+
+
+def by_consumer(dependences: Iterable[Dependence]) -> dict[Node, list[Dependence]]:
+    """What nodes read."""
+    found: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        found.setdefault(d.consumer, []).append(d)
+    return found
+
+
+def by_producer(dependences: Iterable[Dependence]) -> dict[Node, list[Dependence]]:
+    """Who reads nodes."""
+    found: dict[Node, list[Dependence]] = {}
+    for d in dependences:
+        found.setdefault(d.producer, []).append(d)
+    return found
 
 
 class Among:
@@ -82,7 +95,7 @@ def delays(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> d
     """By how many steps to delay the nodes of a circle so that no read of it looks ahead, if that can be done.
 
     ``h[t + 1] = f(c[t + 1])`` reads f one step back, and f reads c one step ahead: computed one step later, f reads
-    both where they are. (Retiming: shortest paths over the steps that each read looks back.)
+    both where they are.
     """
     sign = -1 if backwards else 1
     edges = []
@@ -94,16 +107,8 @@ def delays(dependences: Sequence[Dependence], family: Dim, backwards: bool) -> d
         if back is None:
             return None
         edges.append((d.consumer, d.producer, sign * back))
-    shift = {node: 0 for consumer, producer, _ in edges for node in (consumer, producer)}
-    for _ in range(len(shift) + 1):
-        late = [(p, shift[c] + back) for c, p, back in edges if shift[c] + back < shift[p]]
-        if not late:
-            break
-        for node, most in late:
-            shift[node] = min(shift[node], most)
-    else:
-        return None
-    if all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
+    shift = retimed(edges)
+    if shift is None or all(back + shift[c] - shift[p] == 0 for c, p, back in edges):
         return None
     # Tensors with names keep their own steps where they can.
     named = [shift[node] for node in shift if node.op is RECURRENT] or [0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tempo.graph.node import Node
+from tempo.graph.node import Node, dim_of
 from tempo.schedule.dependences import Shifts
 from tempo.symbolic import Dim
 from tempo.symbolic.intervals import interval
@@ -52,8 +52,3 @@ class Extents:
             sizes = (interval(s, ranges, self.numbers)[1] for s in node.shape)
             self.known_bytes[key] = steps * math.prod(sizes) * node.dtype.itemsize
         return self.known_bytes[key]
-
-
-def dim_of(node: Node, family: Dim) -> Dim:
-    """The dim of a node that a loop over a declared dim is about."""
-    return next(d for d in node.domain if d.origin is family)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST
-from tempo.schedule.dependences import Dependence, allowed
+from tempo.passes.skew import HOISTED
+from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.symbolic import Dim
 
 # Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
 # random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
-WORTH_HOISTING = {"einsum", "convolution", "argsort", "random_bits", "cumsum", "cumprod", "linear_scan"}
-WORTH_HOISTING |= {"linear_recurrence"}
+WORTH_HOISTING = {*HOISTED, "linear_recurrence"}
 
 
 @dataclass
@@ -62,9 +62,7 @@ def join(units: Sequence[Group], dependences: Sequence[Dependence]) -> list[Grou
     """Put units, each after what it needs, into as few groups as their kinds and reads allow."""
     groups: list[Group] = []
     place: dict[Node, int] = {}
-    reads: dict[Node, list[Dependence]] = {}
-    for d in dependences:
-        reads.setdefault(d.consumer, []).append(d)
+    reads = by_consumer(dependences)
     for unit in units:
         earliest = 0
         members = set(unit.nodes)
@@ -91,13 +89,11 @@ def follow_readers(
     units: Sequence[Group], groups: Sequence[Group], place: dict[Node, int], dependences: Sequence[Dependence]
 ) -> None:
     """Move what was sunk into a loop to where its readers went, which may be later than it could be."""
-    readers: dict[Node, list[Node]] = {}
-    for d in dependences:
-        readers.setdefault(d.producer, []).append(d.consumer)
+    readers = by_producer(dependences)
     for unit in reversed(units):
         if unit.sunk:
             (node,) = unit.nodes
-            at = min((place[reader] for reader in readers.get(node, ())), default=place[node])
+            at = min((place[d.consumer] for d in readers.get(node, ())), default=place[node])
             if at != place[node] and same_kind(groups[at], unit):
                 groups[place[node]].nodes.remove(node)
                 groups[at].nodes.insert(0, node)

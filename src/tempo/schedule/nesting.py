@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 from tempo.analysis.stops import asked_for
 from tempo.errors import TempoError
-from tempo.graph.node import Graph, Node
+from tempo.graph.node import Graph, Node, dim_of
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.graph.traversal import components, dependents, reachable
 from tempo.schedule.buckets import Buckets
 from tempo.schedule.dependences import Among, Dependence, allowed, delays, stays
-from tempo.schedule.extents import Extents, dim_of
+from tempo.schedule.extents import Extents
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, join
 from tempo.schedule.looptree import Compute, Loop, Tree, only

@@ -221,8 +221,8 @@ class Planner:
         return None
 
     def quickest(self, budget: int, fits: Fitting) -> Planned | None:
-        """The same, beginning with those blocks of one step that take least time: where an outer loop computes single
-        steps, random draws of all of them are not sent to the host and back."""
+        """A plan that fits, with larger blocks in place of those of one step that take least time: where an outer loop
+        computes single steps, random draws of all of them are not sent to the host and back."""
         steps = self.single_steps()
         found = [(planned, blocks) for blocks in steps if (planned := fits(blocks, budget)) is not None]
         if not found:
@@ -322,16 +322,3 @@ class Planner:
             and d not in self.unrolled
             and d.bound.evaluate(self.numbers) > 1
         ]
-
-
-def free_memory(backend: str, device: str | None) -> int | None:
-    """What a device has left, if it says so: a GPU does."""
-    if backend != "jax":
-        return None
-    import jax
-
-    try:
-        found = (jax.devices(device) if device else jax.devices())[0].memory_stats()
-    except RuntimeError:  # no such device, which is said elsewhere
-        return None
-    return None if not found or "bytes_limit" not in found else int(found["bytes_limit"] - found["bytes_in_use"])

@@ -9,6 +9,7 @@ and what is right stays so when it is computed again from what is right.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -34,6 +35,8 @@ def point_order(
 ) -> list[Value] | None:
     """The points of some nodes, each after those of them that it needs; None if there is no such order, or more than
     ``most`` points are in it. ``limits`` are the fewest and the most steps that dims may make that stop on data."""
+    if math.prod(last + 1 - first for first, last in limits.values()) > MOST_WALKED:
+        return None
     choices = list(itertools.product(*(range(last, first - 1, -1) for first, last in limits.values())))
     every: TopologicalSorter[Value] = TopologicalSorter()
     orders: list[list[Value]] = []

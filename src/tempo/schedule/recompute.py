@@ -56,11 +56,17 @@ def recomputing(graph: Graph, again: Again) -> Graph:
     copies: dict[tuple[Node, frozenset[Node]], Node] = {}
 
     def copy(node: Node, wanted: frozenset[Node], done: Rebuilt) -> Node:
-        key = (node, wanted)
-        if key not in copies:
-            edges = tuple(moved(edge, wanted, done) for edge in node.edges)
-            copies[key] = with_edges(node, edges)
-        return copies[key]
+        pending = [node]
+        while pending:
+            here = pending[-1]
+            missing = [e.node for e in here.edges if e.node in wanted and (e.node, wanted) not in copies]
+            if not missing:
+                if (here, wanted) not in copies:
+                    edges = tuple(moved(edge, wanted, done) for edge in here.edges)
+                    copies[here, wanted] = with_edges(here, edges)
+                pending.pop()
+            pending += missing
+        return copies[node, wanted]
 
     def moved(edge: Edge, wanted: frozenset[Node], done: Rebuilt) -> Edge:
         return Edge(copy(edge.node, wanted, done), edge.index) if edge.node in wanted else done.edge(edge)

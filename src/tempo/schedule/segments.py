@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from tempo.analysis.relations import Points, Read, Relation
-from tempo.graph.node import Graph, Node
+from tempo.graph.node import Graph, Node, dim_of
 from tempo.graph.structural import HOST
-from tempo.graph.traversal import components
+from tempo.graph.traversal import circles
 from tempo.schedule.buckets import Buckets, Sizes
 from tempo.schedule.dependences import Dependence, allowed, stays
-from tempo.schedule.extents import Extents, dim_of
+from tempo.schedule.extents import Extents
 from tempo.schedule.folds import Fold
 from tempo.schedule.groups import Group, merged
 from tempo.schedule.sinking import KEEP_BYTES
@@ -84,14 +84,14 @@ class Segments:
         Most nodes may be computed for a few steps more than they are needed: whole blocks of all are better than a cut.
         """
         spans = {}
-        stops: dict[int, list[int]] = {}
+        stops: dict[int, set[int]] = {}
         for node in nodes:
             if fold := self.folds.get(node, {}).get(family):
                 spans[node] = (fold.base, fold.base + fold.count)
             else:
                 steps = self.extents.in_loop(node, family)
                 spans[node] = steps.start, steps.stop
-                stops.setdefault(self.extents.shifts.get((node, family), 0), []).append(steps.stop)
+                stops.setdefault(self.extents.shifts.get((node, family), 0), set()).add(steps.stop)
         first = min(low for low, _ in spans.values())
         for node, (low, high) in spans.items():
             if node.op is not HOST and family not in self.folds.get(node, {}):
@@ -153,11 +153,7 @@ class Segments:
         following: dict[Node, list[Node]] = {node: [] for node in nodes}
         for d in dependences:
             following[d.consumer].append(d.producer)
-        return all(
-            self.carried_without(component, dependences, family)
-            for component in components(following)
-            if len(component) > 1 or any(n in following[n] for n in component)
-        )
+        return all(self.carried_without(component, dependences, family) for component in circles(following))
 
     def carried_without(self, circle: set[Node], dependences: Sequence[Dependence], family: Dim) -> bool:
         inside = [d for d in dependences if d.consumer in circle and d.producer in circle]

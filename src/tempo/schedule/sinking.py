@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
+from tempo.analysis.causality import Distance
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
-from tempo.schedule.dependences import Dependence, Distance, allowed
+from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.schedule.groups import WORTH_HOISTING, Group, same_kind
 from tempo.symbolic import Dim
 
@@ -32,11 +33,10 @@ class Sinking:
         self.along = along
         self.tiled = tiled
         self.unit_of = {node: unit for unit in units for node in unit.nodes}
-        self.reads: dict[Node, list[Dependence]] = {}
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in dependences:
-            self.reads.setdefault(d.consumer, []).append(d)
-            self.readers.setdefault(d.producer, []).append(d)
+        self.reads = by_consumer(dependences)
+        self.readers = by_producer(dependences)
+        self.instead: dict[tuple[Node, Dim], int] = {}
+        """By node and loop, what ``kept_instead`` has found. (Readers come first: nothing behind has moved.)"""
 
     def into_loops(self) -> Iterator[tuple[Node, Dim, str]]:
         """What was taken into a loop over which dim, and why."""
@@ -75,10 +75,8 @@ class Sinking:
         group = self.joins(node, consumers)
         if group is None or group.family is None or any(self.unit_of[c].family is None for c, _ in consumers):
             return None
-        own, instead = self.bytes_of(node), set[Node]()
-        if own <= KEEP_BYTES:
-            self.kept_instead(node, group.family, instead)
-        return group if sum(map(self.bytes_of, instead)) <= own else None
+        own = self.bytes_of(node)
+        return group if own > KEEP_BYTES or self.kept_instead(node, group.family) <= own else None
 
     def joins(
         self, node: Node, neighbours: Sequence[tuple[Node, Dependence]], along: Set[Dim] = frozenset()
@@ -120,13 +118,29 @@ class Sinking:
         hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and not large)
         return unit.family is None and not others and not hoist and not unit.tangled
 
-    def kept_instead(self, node: Node, family: Dim, found: set[Node]) -> None:
-        """Find what else is kept for all steps of a loop if a node is computed in it."""
-        for p in {d.producer for d in self.reads.get(node, ())}:
-            unit = self.unit_of[p]
-            mine = all(d.consumer is node for d in self.readers[p]) and p.op is not INPUT
-            if mine and unit.family is None and any(d.origin is family for d in p.domain):
-                if self.may_move(unit):
-                    self.kept_instead(p, family, found)
-                else:
-                    found.add(p)
+    def kept_instead(self, node: Node, family: Dim) -> int:
+        """The bytes of what else is kept for all steps of a loop if a node is computed in it."""
+        behind = [node]
+        for reader in behind:
+            if (reader, family) not in self.instead:
+                behind += filter(self.moves_along, self.read_for(reader, family))
+        for reader in reversed(behind):
+            if (reader, family) not in self.instead:
+                operands = self.read_for(reader, family)
+                parts = (self.instead[p, family] if self.moves_along(p) else self.bytes_of(p) for p in operands)
+                self.instead[reader, family] = sum(parts)
+        return self.instead[node, family]
+
+    def moves_along(self, node: Node) -> bool:
+        return self.may_move(self.unit_of[node])
+
+    def read_for(self, node: Node, family: Dim) -> list[Node]:
+        """What a node reads that is computed for it alone, at all steps of a loop at once."""
+        return [
+            p
+            for p in dict.fromkeys(d.producer for d in self.reads.get(node, ()))
+            if all(d.consumer is node for d in self.readers[p])
+            and p.op is not INPUT
+            and self.unit_of[p].family is None
+            and any(d.origin is family for d in p.domain)
+        ]

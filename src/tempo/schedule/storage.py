@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tempo.graph.node import Edge, Graph, Node
+from tempo.analysis.causality import Distance
+from tempo.graph.node import Edge, Graph, Node, dim_of
 from tempo.graph.structural import HOST, INPUT
-from tempo.schedule.dependences import Dependence, Distance
+from tempo.schedule.dependences import Dependence, by_producer
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop
 from tempo.schedule.nesting import Place
@@ -189,9 +190,7 @@ class Storage:
 
 def plan_storage(graph: Graph, schedule: Schedule, habits: Habits) -> Storage:
     """A store for every node that is computed."""
-    readers: dict[Node, list[Dependence]] = {}
-    for dependence in schedule.dependences:
-        readers.setdefault(dependence.producer, []).append(dependence)
+    readers = by_producer(schedule.dependences)
     results: dict[Node, list[Edge]] = {}
     for edge in graph.outputs.values():
         results.setdefault(edge.node, []).append(edge)
@@ -390,6 +389,5 @@ def steps_back(d: Dependence, family: Dim, schedule: Schedule) -> Distance:
     found = []
     for edge, start in zip(d.consumer.edges, fold.starts, strict=True):
         if edge.node is d.producer and start is not None:
-            own = next(e for e in d.producer.domain if e.origin is family)
-            found.append(fold.base - start + schedule.own_step(d.producer, own, 0))
+            found.append(fold.base - start + schedule.own_step(d.producer, dim_of(d.producer, family), 0))
     return min(found), max(found)

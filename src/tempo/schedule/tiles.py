@@ -15,7 +15,7 @@ from typing import Any
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.ops.scan import LINEAR_RECURRENCE
-from tempo.schedule.dependences import Dependence, allowed
+from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.schedule.folds import Fold, fold
 from tempo.schedule.groups import Group, follow_readers, same_kind
 from tempo.symbolic import Dim
@@ -53,19 +53,15 @@ class Tiling:
         self.folds: dict[Node, Fold] = {}
         self.place: dict[Node, int] = {}
         self.movable: set[Node] = set()
-        self.reads: dict[Node, list[Dependence]] = {}
-        for d in dependences:
-            self.reads.setdefault(d.consumer, []).append(d)
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.reads = by_consumer(dependences)
+        self.readers = by_producer(dependences)
         for unit in units:
             self.add(unit)
         follow_readers(units, self.groups, self.place, dependences)
 
     def add(self, unit: Group) -> None:
-        reads = [d for node in unit.nodes for d in self.reads.get(node, ())]
-        outside = [d for d in reads if d.producer not in unit.nodes]
+        members = set(unit.nodes)
+        outside = [d for node in unit.nodes for d in self.reads.get(node, ()) if d.producer not in members]
         found = self.fold(unit, outside)
         tiled = found is not None or self.is_tiled(unit)
         kinds = [replace(unit, nodes=[])]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from tempo.graph.node import Edge, Graph, Node, dims_of
+from tempo.graph.node import Edge, Graph, dims_of
+from tempo.graph.traversal import edges_of
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Loop, Tree, computes
 from tempo.schedule.storage import Latest, Steps, Storage
@@ -49,13 +50,9 @@ def _is_costly(loop: Loop, graph: Graph, schedule: Schedule, storage: Storage) -
         return False
     for node in nodes:
         looped = {family for place in schedule.places[node] for family, _ in place}
-        if any(_sliced(edge, loop.dim, looped, storage) >= LEAST_BYTES for edge in _edges(node, graph)):
+        if any(_sliced(edge, loop.dim, looped, storage) >= LEAST_BYTES for edge in edges_of(node, graph.cases)):
             return True
     return False
-
-
-def _edges(node: Node, graph: Graph) -> Sequence[Edge]:
-    return (*node.edges, *(case.value for case in graph.cases.get(node, ())))
 
 
 def _sliced(edge: Edge, family: Dim, looped: Set[Dim], storage: Storage) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from tempo.copying import PartOfProgram
 from tempo.errors import IndexExpressionError
-from tempo.symbolic.expr import Expr, ExprLike, Symbol, as_expr, linear
+from tempo.symbolic.expr import Dim, Expr, ExprLike, Symbol, as_expr, linear
 
 
 class Condition(PartOfProgram):
@@ -278,6 +279,12 @@ def equals_zero(expr: ExprLike) -> Condition:
 def equal(a: ExprLike, b: ExprLike) -> Condition:
     """The condition that two expressions have the same value at a point."""
     return equals_zero(as_expr(a) - as_expr(b))
+
+
+@lru_cache(maxsize=2**10)  # few domains, of many nodes
+def box_of(dims: tuple[Dim, ...]) -> Condition:
+    """Whether a point is at a step of every dim."""
+    return conjunction(part for d in dims for part in (d >= 0, d < d.bound))
 
 
 def conjunction(parts: Iterable[Condition]) -> Condition:

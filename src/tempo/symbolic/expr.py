@@ -428,7 +428,7 @@ def linear(terms: Mapping[Expr, int], const: int) -> Expr:
 
 
 def _ordered(terms: tuple[tuple[Expr, int], ...], const: int) -> Expr:
-    """The same of terms that are in order already and have no coefficients of zero."""
+    """The expression of terms that are in canonical order already, and have no coefficients of zero."""
     if len(terms) == 1 and terms[0][1] == 1 and const == 0:
         return terms[0][0]
     return Expr(terms, const)

@@ -3,7 +3,7 @@
 The only module that talks to isl.  Spaces have named dims: a dim of the program is a set dim, every
 other symbol is a parameter, and objects of different calls meet because isl matches parameters by
 name.  These names are not the user's (``isl_name``).  Nothing here restricts a dim to its range unless
-asked to: intersect with ``box``.
+asked to: that is a condition (``box_of``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from tempo.symbolic.expr import (
     Bound,
     Dim,
     Expr,
-    ExprLike,
     FloorDiv,
     Max,
     Min,
     Mod,
     Product,
     Symbol,
-    as_expr,
 )
 from tempo.symbolic.index import Index, Slice
 
@@ -60,20 +58,15 @@ def isl_name(symbol: Symbol) -> str:
     return f"s{symbol.number}"
 
 
-def pw_aff(expr: ExprLike, dims: Sequence[Dim], name: str = "") -> isl.PwAff:
-    """``expr`` as a function on the set space ``name[dims]``."""
-    expr = as_expr(expr)
-    return _pieces(_set_frame(dims, expr.symbols(), name).value(expr))
-
-
-def to_set(condition: Condition, dims: Sequence[Dim], name: str = "") -> isl.Set:
-    """The points of ``name[dims]`` where ``condition`` holds."""
-    return _set_frame(dims, condition.symbols(), name).points(condition)
-
-
-def box(dims: Sequence[Dim], name: str = "") -> isl.Set:
-    """The points of ``name[dims]`` with ``0 <= d < d.bound`` for every dim."""
-    return to_set(conjunction(c for d in dims for c in (d >= 0, d < d.bound)), dims, name)
+def to_set(condition: Condition, dims: Sequence[Dim]) -> isl.Set:
+    """The points of ``dims`` where ``condition`` holds."""
+    parameters = _parameters(dims, condition.symbols())
+    space = isl.Space.create_from_names(
+        isl.DEFAULT_CONTEXT,
+        set=[isl_name(d) for d in dims],
+        params=[isl_name(p) for p in parameters],
+    )
+    return _Frame(space, dims, parameters).points(condition)
 
 
 def may_hold(condition: Condition, dims: Sequence[Dim]) -> bool:
@@ -90,11 +83,9 @@ def access(
     dims: Sequence[Dim],
     producer_dims: Sequence[Dim],
     condition: Condition = TRUE,
-    consumer_name: str = "",
-    producer_name: str = "",
 ) -> isl.Map:
-    """The relation from each point of ``consumer_name[dims]`` where ``condition`` holds to the
-    points of ``producer_name[producer_dims]`` that ``index`` reads there."""
+    """The relation from each point of the consumer's ``dims`` where ``condition`` holds to the points of
+    ``producer_dims`` that ``index`` reads there."""
     if len(index) != len(producer_dims):
         raise ValueError(f"an index of {len(index)} items reads a tensor of {len(producer_dims)} dims")
     _check_distinct(producer_dims)
@@ -115,10 +106,6 @@ def access(
         out=[isl_name(d) for d in producer_dims],
         params=[isl_name(p) for p in parameters],
     )
-    if consumer_name:
-        space = space.set_tuple_name(_in, consumer_name)
-    if producer_name:
-        space = space.set_tuple_name(_out, producer_name)
     # A wrapped relation is a set whose dims are those of the consumer, then those of the producer.
     return _Frame(space.wrap(), [*dims, *read], parameters).points(relation).unwrap()
 
@@ -270,18 +257,6 @@ def _decide_extremum(expr: Expr) -> Condition | None:
 
 def _pieces(value: isl.Aff | isl.PwAff) -> isl.PwAff:
     return isl.PwAff.from_aff(value) if isinstance(value, isl.Aff) else value
-
-
-def _set_frame(dims: Sequence[Dim], symbols: frozenset[Symbol], name: str) -> _Frame:
-    parameters = _parameters(dims, symbols)
-    space = isl.Space.create_from_names(
-        isl.DEFAULT_CONTEXT,
-        set=[isl_name(d) for d in dims],
-        params=[isl_name(p) for p in parameters],
-    )
-    if name:
-        space = space.set_tuple_name(_set, name)
-    return _Frame(space, dims, parameters)
 
 
 def _parameters(dims: Sequence[Dim], symbols: frozenset[Symbol]) -> list[Symbol]:

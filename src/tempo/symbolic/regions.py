@@ -14,6 +14,7 @@ from tempo.symbolic.condition import (
     EqualsZero,
     Not,
     Or,
+    box_of,
     conjunction,
     disjunction,
     equal,
@@ -49,7 +50,8 @@ def pinned(condition: Condition, domain: Sequence[Dim]) -> Iterator[tuple[Dim, E
 
 
 def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
-    """The condition without what holds at every point of the domain anyway, or at none."""
+    """What a condition comes to within a domain: parts that are seen to hold at all of its points are dropped, and if
+    one holds at none, nothing is left."""
     ranges = {d: (constant(0), d.bound - 1) for d in domain}
     match condition:
         case And():
@@ -57,8 +59,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
         case Or():
             found = disjunction(within(part, domain) for part in condition.parts)
             # t >= 1 or t == 0: none of them does, all together do.
-            steps = (end for d in domain for end in (d >= 0, d < d.bound))
-            return found if may_hold(conjunction([~found, *steps]), domain) else TRUE
+            return found if may_hold(~found & box_of(tuple(domain)), domain) else TRUE
         case AtLeastZero():
             low, high = _extremes(condition.expr, ranges)
             if low is not None and at_least(low, 0):
@@ -77,7 +78,7 @@ def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
 
 
 def _narrowed(parts: list[Condition]) -> list[Condition]:
-    """The same, with ``t >= 1`` and ``t != 1`` as ``t >= 2``."""
+    """The parts of a conjunction, with ``t >= 1`` and ``t != 1`` made ``t >= 2``."""
     for part in parts:
         if isinstance(part, Not):
             expr = part.condition.expr

@@ -100,7 +100,7 @@ def check(recipe: Recipe, choices: Choices, backends: Sequence[str] | None = Non
 
 def check_backend(run: Run, backend: str, choices: Choices) -> bool:
     """Whether a backend compiles the program; if so, to what the oracle says."""
-    graph, bounds, inputs = run.built.program.graph, run.built.bounds, inputs_of(run.built)
+    graph, bounds, inputs = run.built.program.graph, run.built.bounds, run.built.needed
     compiled: bool = guarded(
         f"compile {backend}",
         run.recipe,
@@ -117,12 +117,6 @@ def guarded(check: str, recipe: Recipe, action: Any) -> Any:
         raise CheckError(check, recipe, error) from error
 
 
-def inputs_of(built: Built) -> dict[str, Array]:
-    """The arrays of the inputs that the program needs."""
-    needed = {n.attributes["input"] for n in built.program.graph.nodes if n.op.name == "input"}
-    return {name: array for name, array in built.inputs.items() if name in needed}
-
-
 def evaluated(recipe: Recipe, check: str, analyse: bool = True) -> Run:
     """The recipe built, validated, analysed and evaluated."""
     namespace = guarded(f"{check}: build", recipe, lambda: execute(recipe.source))
@@ -132,7 +126,7 @@ def evaluated(recipe: Recipe, check: str, analyse: bool = True) -> Run:
     guarded(f"{check}: print", recipe, lambda: str(built.program.graph))
     if analyse:
         guarded(f"{check}: analyse", recipe, lambda: built.program.check(built.bounds))
-    graph, inputs = built.program.graph, inputs_of(built)
+    graph, inputs = built.program.graph, built.needed
     with recorded() as calls:
         result = guarded(f"{check}: run", recipe, lambda: evaluate(graph, built.bounds, inputs))
     return Run(recipe, built, result, calls)
@@ -233,7 +227,7 @@ def check_stopped(run: Run) -> None:
     given = {
         s.name: run.built.inputs[s.name][tuple(slice(numbers[d]) for d in s.type.domain)] for s in run.recipe.inputs
     }
-    inputs = inputs_of(Built(built.program, built.bounds, given))
+    inputs = Built(built.program, built.bounds, given).needed
     result = guarded("stopped: run", plain, lambda: evaluate(built.program.graph, built.bounds, inputs))
     for s in plain.statements:
         if isinstance(s, Output) and not s.emit:
@@ -291,7 +285,7 @@ def check_broken(recipe: Recipe, choices: Choices) -> None:
     if exact != analysed:
         raise CheckError("broken", broken, f"the walk says {exact}, the analysis {analysed}")
     if exact == "fine":
-        outcome("broken: run", broken, lambda: evaluate(graph, built.bounds, inputs_of(built)))
+        outcome("broken: run", broken, lambda: evaluate(graph, built.bounds, built.needed))
     elif runs(built):
         raise CheckError("broken", broken, f"the walk says {exact}, the oracle runs it")
 
@@ -299,7 +293,7 @@ def check_broken(recipe: Recipe, choices: Choices) -> None:
 def runs(built: Built) -> bool:
     """Whether the oracle gets through a program, unchecked; how it fails does not matter."""
     try:
-        evaluate(built.program.graph, built.bounds, inputs_of(built))
+        evaluate(built.program.graph, built.bounds, built.needed)
     except Exception:
         return False
     return True

@@ -34,7 +34,6 @@ from tempo.testing.syntax import (
     Recurrent,
     State,
     Statement,
-    Type,
 )
 from tempo.testing.terms import Number, Point, Symbol, Term
 
@@ -156,9 +155,7 @@ def _check(recipe: Recipe, loss: str, wrt: str, gradient: Array, choices: Choice
     # Random draws are told apart by their number in the program, so all of them stay.
     draws = {s.name for s in recipe.statements if isinstance(s, Let) and isinstance(s.value, Draw)}
     built = build(without_unused(moved.recipe, draws))
-    graph = built.program.graph
-    needed = {n.attributes["input"] for n in graph.nodes if n.op.name == "input"}
-    arrays = {name: array for name, array in built.inputs.items() if name in needed}
+    graph, arrays = built.program.graph, built.needed
     if moved.name != wrt and moved.name in arrays:
         arrays[moved.name] = np.zeros_like(arrays[moved.name])
     groups: dict[Place, list[Place]] = {}
@@ -204,6 +201,3 @@ def _at(losses: Array, domain: Names, point: Mapping[str, int]) -> float:
     if any(isinstance(k, int) and not 0 <= k < losses.shape[n] for n, k in enumerate(key)):
         return 0.0
     return float(np.sum(losses[key]))
-
-
-__all__ = ["DifferenceError", "Type", "check_gradients", "move"]

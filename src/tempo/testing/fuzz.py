@@ -20,7 +20,8 @@ from tempo.runtime.executable import BACKENDS
 from tempo.testing.checks import CheckError, check
 from tempo.testing.choices import RandomChoices
 from tempo.testing.features import features
-from tempo.testing.programs import LONGER, Recipe, random_recipe
+from tempo.testing.programs import LONGER, random_recipe
+from tempo.testing.recipe import Recipe
 from tempo.testing.shrinking import shrink, without_gradients
 from tempo.testing.workers import Lost, calls
 

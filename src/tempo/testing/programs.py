@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from tempo.testing.choices import Choices, RandomChoices
 from tempo.testing.longer import lengthened
-from tempo.testing.recipe import Dim, Recipe, build, data, without_unused
+from tempo.testing.recipe import Dim, Recipe, without_unused
 from tempo.testing.repeats import Repeats
 from tempo.testing.stops import with_stop
-
-__all__ = ["Recipe", "build", "data", "generate", "random_recipe"]
 
 # How many points a program may have: the oracle visits each.
 MOST_POINTS = 12

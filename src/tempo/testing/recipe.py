@@ -79,11 +79,13 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def _data(self, statement: Input) -> str:
+        return f'data({show(self.shape_of(statement))}, "{statement.type.dtype}", seed={statement.seed})'
+
+    def shape_of(self, statement: Input) -> tuple[int, ...]:
+        """The shape of the array that is given for an input."""
         bounds = {d.name: d.bound for d in self.dims}
-        values = {d.limit: d.bound for d in self.dims}
-        sizes = [size if isinstance(size, int) else size.evaluate(values) for size in statement.type.shape]
-        shape = (*(bounds[d] for d in statement.type.domain), *sizes)
-        return f'data({show(shape)}, "{statement.type.dtype}", seed={statement.seed})'
+        sizes = (size if isinstance(size, int) else size.evaluate(self.values) for size in statement.type.shape)
+        return (*(bounds[d] for d in statement.type.domain), *sizes)
 
     @property
     def inputs(self) -> list[Input]:
@@ -165,6 +167,12 @@ class Built(NamedTuple):
     program: Program
     bounds: dict[Bound, int]
     inputs: dict[str, np.ndarray[Any, Any]]
+
+    @property
+    def needed(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays of the inputs that the program needs."""
+        names = {n.attributes["input"] for n in self.program.graph.nodes if n.op.name == "input"}
+        return {name: array for name, array in self.inputs.items() if name in names}
 
 
 def build(recipe: Recipe) -> Built:

@@ -164,7 +164,7 @@ class Recurrences(Statements):
         domain = tuple(d for d in self.all if d in over or d in beside)
         scope = Scope(beside, self.places(beside))
         init = self.bounded(self.value(scope, self.choices.choice(SHAPES), dtype, 1), bound)
-        defined = {**{p: None for p in sorted(self.box(domain))}}
+        defined = dict.fromkeys(sorted(self.box(domain)))
         for place in self.places(beside):
             end = {over[0]: self.number(over[0]), **{d: 0 for d in over[1:]}, **{d: place[d] for d in beside}}
             defined[tuple(end[d] for d in domain)] = None

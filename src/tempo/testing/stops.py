@@ -200,13 +200,7 @@ def unknown(meaning: Meaning, name: str) -> Array:
 
 def inputs_of(recipe: Recipe) -> dict[str, Array]:
     """The arrays that a recipe is given."""
-    numbers = {d.name: d.bound for d in recipe.dims}
-    found = {}
-    for s in recipe.inputs:
-        sizes = tuple(n if isinstance(n, int) else n.evaluate(recipe.values) for n in s.type.shape)
-        shape = (*(numbers[d] for d in s.type.domain), *sizes)
-        found[s.name] = data(shape, dtypes.as_dtype(s.type.dtype).name, s.seed)
-    return found
+    return {s.name: data(recipe.shape_of(s), s.type.dtype, s.seed) for s in recipe.inputs}
 
 
 def stopped(recipe: Recipe, inputs: Mapping[str, Array], known: Mapping[str, Array]) -> Recipe:

@@ -11,7 +11,8 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from tempo.testing.choices import Choices
-from tempo.testing.programs import Recipe, generate
+from tempo.testing.programs import generate
+from tempo.testing.recipe import Recipe
 
 V = TypeVar("V")
 

@@ -154,7 +154,7 @@ def _fastest_shared(q: Array, length: Array, seen: Array, keys: Array, values: A
 
 
 def products(q: Array, keys: Array, values: Array, length: Array, seen: Array, layout: Layout) -> Array:
-    """The same as two products, which XLA is left to find the best way for."""
+    """Attention as two products, for which XLA is left to find the best way."""
     k = "...gsd" if layout.keys_inside else "...sgd"
     v = "...gse" if layout.values_inside else "...sge"
     product = functools.partial(

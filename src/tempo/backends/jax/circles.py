@@ -163,8 +163,8 @@ class Hull(Turned):
 
 @dataclass(frozen=True)
 class Behind(Turned):
-    """The same at a block of which nobody knows where it begins: ``size`` steps of keys and values, those of the block
-    behind those before it, beginning with number ``first``."""
+    """The keys and values of an attention at a block of which nobody knows where it begins: ``size`` steps of them,
+    those of the block behind those before it, beginning with number ``first``."""
 
     steps: Slice
     size: int

@@ -70,7 +70,7 @@ class HostCall:
         return self.arrays(state, dict(zip(self.dims, steps, strict=True)))
 
     def computed(self, state: State, at: Mapping[Dim, int | BlockSteps]) -> tuple[Array, ...]:
-        """The same, by an XLA program of its own."""
+        """The arguments, computed by an XLA program of their own."""
         self.dims = tuple(at)
         steps = tuple(np.int32(here.start if isinstance(here, BlockSteps) else here) for here in at.values())
         found: tuple[Array, ...] = self.function(tuple(state.get(key) for key in self.reads), steps)

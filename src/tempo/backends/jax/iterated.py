@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tempo.backends.jax import apart
-from tempo.graph.node import Edge, Node
+from tempo.graph.node import Edge, Node, find_dim
 from tempo.graph.structural import RECURRENT
 from tempo.random import RANDOM_BITS
-from tempo.schedule.dependences import Dependence
+from tempo.schedule.dependences import Dependence, by_producer
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, computes
 from tempo.schedule.peak import CHEAP, COSTLY
@@ -53,9 +53,7 @@ class Iterated:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.readers: dict[Node, list[Dependence]] = {}
-        for d in schedule.dependences:
-            self.readers.setdefault(d.producer, []).append(d)
+        self.readers = by_producer(schedule.dependences)
         self.latest: tuple[Loop, dict[Node, Compute], set[Node]] | None = None
         """A loop, and what is ``inside`` of it."""
 
@@ -101,7 +99,7 @@ class Iterated:
     def is_written_late(self, node: Node, tree: Loop, back: int, stores: Stores) -> bool:
         """Whether what a loop computes of a node may be put into its store for several iterations at once."""
         store = stores[node]
-        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        own = find_dim(node, tree.dim)
         if own is None or tree.block or node in self.schedule.folds or apart.unrolled(store):
             return False
         return isinstance(store.dims[own], Steps) and None not in self.distances(node, tree, back)
@@ -109,7 +107,7 @@ class Iterated:
     def registers(self, node: Node, tree: Loop, back: int, stores: Stores, far: bool) -> Registers | None:
         """What a loop hands from iteration to iteration of a node, if anything; from ``far`` back as well."""
         directly, everywhere = self.inside(tree)
-        own = next((d for d in node.domain if d.origin is tree.dim), None)
+        own = find_dim(node, tree.dim)
         if tree.block or node not in directly or own is None:
             return None
         store = stores[node]
@@ -148,7 +146,7 @@ class Iterated:
         """How many steps of a dim before that at which the reader's loop is an edge reads, if that is the same wherever
         the reader's dims are within some spans: ``x[max(t - 1, 0)]`` looks one step back from step 1 on."""
         item = edge.index[edge.node.domain.index(d)]
-        own = next((e for e in reader.domain if e.origin is d.origin), None)
+        own = find_dim(reader, d.origin)
         if own is None or isinstance(item, Slice):
             return None
         # own_step of nothing is how far a node's steps are behind the loop's.

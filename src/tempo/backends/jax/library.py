@@ -29,7 +29,6 @@ import jaxlib.version
 from jax._src.config import persistent_cache_min_compile_time_secs
 from jax.experimental import serialize_executable
 
-import tempo
 from tempo.backends.jax.compiling import prepared
 from tempo.graph.fingerprint import digest
 from tempo.source import IMPORTED_AT
@@ -175,7 +174,7 @@ def _processor() -> str:
 def _sources() -> str | None:
     """The sources of Tempo; None if they have changed since it was imported."""
     lines = []
-    root = Path(tempo.__file__).parent
+    root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         if path.stat().st_mtime > IMPORTED_AT:
             return None

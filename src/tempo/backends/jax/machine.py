@@ -154,13 +154,13 @@ def _sizes(shape: Any, numbers: Mapping[Any, int]) -> tuple[int, ...]:
 
 def find_device(name: str | None) -> Any:
     """The first device of this kind; without a name, of the kind that JAX prefers."""
+    hint = f"this machine has: {', '.join(sorted({d.platform for d in jax.devices()}))}"
+    if not isinstance(name, str | None):
+        raise ProgramError(f"the device is {name!r}, which is no name", hint=hint)
     try:
         return jax.devices(name)[0]
     except RuntimeError as error:
-        raise ProgramError(
-            f"there is no device '{name}' here: {error}",
-            hint=f"this machine has: {', '.join(sorted({d.platform for d in jax.devices()}))}",
-        ) from None
+        raise ProgramError(f"there is no device '{name}' here: {error}", hint=hint) from None
 
 
 def _compute_at_once() -> None:

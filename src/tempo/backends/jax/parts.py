@@ -165,7 +165,7 @@ class Parts:
         return found
 
     def _over(self, items: Sequence[Item], later: set[Any], found: dict[Item, tuple[Any, ...]]) -> set[Any]:
-        """The same for some items, if others will read ``later``; what they all read."""
+        """Find ``over`` for some items, if what comes after them reads ``later``; all that is read from them on."""
         for item in reversed(items):
             if isinstance(item, Each):
                 # The next iteration reads what this one does.

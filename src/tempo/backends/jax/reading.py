@@ -20,7 +20,7 @@ from tempo.graph.node import Edge, Node
 from tempo.schedule.storage import Latest, Steps, Store, Window
 from tempo.symbolic import Dim, Expr, Slice
 from tempo.symbolic.grid import evaluate
-from tempo.symbolic.intervals import interval
+from tempo.symbolic.intervals import extent, interval
 
 Array = Any
 
@@ -229,17 +229,13 @@ class _Reader:
                 positions = (start + np.arange(length)) % kept.size
                 self.array = jnp.take(self.array, positions, axis=axis, mode="clip")
             return
-        slot = self.slot_of(kept, start)
+        slot = self.slot(d, start)
         if isinstance(slot, int):
             self.array = shifted(self.array, axis, slot, length)
         elif self.fits(item, kept, length, size):
             self.array = lax.dynamic_slice_in_dim(self.array, slot, length, axis, allow_negative_indices=False)
         else:
             self.array = jnp.take(self.array, slot + np.arange(length), axis=axis, mode="clip")
-
-    @staticmethod
-    def slot_of(kept: Any, step: Any) -> Any:
-        return step - kept.start
 
     def fits(self, item: Slice, kept: Any, length: int, size: int) -> bool:
         """Whether the slice, padded to its greatest length, never reaches past the store."""
@@ -249,7 +245,7 @@ class _Reader:
         return bool(low >= kept.start and high - kept.start + length <= size)
 
     def extent(self, item: Slice) -> int:
-        return max(interval(item.length, self.block.spans(), self.block.bounds.numbers)[1], 0)
+        return extent(item.length, self.block.spans(), self.block.bounds.numbers)
 
     def align(self, d: Dim, item: Expr) -> bool:
         """A dim of the block read at a distance that is the same for all its steps (or backwards from one step): a view

@@ -17,7 +17,7 @@ from tempo.backends.jax.padded import jx
 from tempo.backends.jax.reading import Value
 from tempo.backends.jax.state import UNSTORED, Computed, Fresh, Previous, State
 from tempo.backends.jax.writing import has_room
-from tempo.graph.node import Node, dims_of
+from tempo.graph.node import Node, dim_of, dims_of
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Loop, block_of, computes
 from tempo.schedule.skips import shares
@@ -224,8 +224,7 @@ def count_of(lowering: Lowering, tree: Loop, state: State, at: Mapping[Dim, Any]
     counts: list[Any] = [1]  # the first one makes the result something, if it is nothing
     for share in found:
         block = lowering.block(share.node, state, {**at, tree.dim: 0})
-        (tile,) = (d for d in share.node.domain if d.origin is tree.dim)
-        here = {**block.bounds.values, **block.at, tile: np.arange(every, dtype=np.int32)}
+        here = {**block.bounds.values, **block.at, dim_of(share.node, tree.dim): np.arange(every, dtype=np.int32)}
         for n, d in enumerate(block.dims, 1):
             here[d] = block.ranges[d].steps.reshape([-1, *(1,) * n])
         sizes = evaluate(share.size, here, jnp)

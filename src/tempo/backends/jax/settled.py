@@ -7,7 +7,7 @@ from typing import Any
 
 from tempo.graph.node import Edge, Graph, Node, attribute_symbols, dims_of, shape_symbols
 from tempo.graph.structural import INPUT
-from tempo.graph.traversal import dependents
+from tempo.graph.traversal import dependents, edges_of
 from tempo.schedule.loops import Schedule
 from tempo.schedule.looptree import Compute, Loop, Tree
 from tempo.symbolic import Dim, Slice
@@ -67,6 +67,6 @@ class Settled:
 def _symbols(node: Node, graph: Graph) -> frozenset[Any]:
     """What the values of a node at a point depend on beside its operands."""
     cases = graph.cases.get(node, ())
-    edges = [*node.edges, *(case.value for case in cases)]
+    edges = edges_of(node, graph.cases)
     found = attribute_symbols(tuple(node.attributes.values())) | shape_symbols(node.shape)
     return found.union(*(indices.symbols(e.index) for e in edges), *(case.condition.symbols() for case in cases))

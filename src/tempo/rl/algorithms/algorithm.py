@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import tempo as tp
 from tempo import nn
 from tempo.rl.environments import Environment, Gymnasium, Steps
@@ -25,12 +27,14 @@ class Algorithm(NamedTuple):
     """How many steps of environments one iteration makes."""
 
 
-def expect_counts(**counts: int) -> None:
+def expect_counts(**counts: Any) -> None:
     """Raise an error unless there is at least one of each."""
     for name, count in counts.items():
-        if count < 1:
+        if not isinstance(count, int | np.integer) or count < 1:
             raise tp.errors.ProgramError(
-                f"{name} is {count}", places=[("here", tp.errors.user_line())], hint=f"{name} is 1 or more"
+                f"{name} is {count!r}",
+                places=[("here", tp.errors.user_line())],
+                hint=f"{name} is an integer, 1 or more",
             )
 
 

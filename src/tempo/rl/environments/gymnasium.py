@@ -8,7 +8,7 @@ import numpy as np
 
 import tempo as tp
 from tempo.rl.distributions import Domain
-from tempo.rl.environments.environment import Box, Discrete, MultiDiscrete
+from tempo.rl.environments.environment import Box, Discrete, Environment, MultiDiscrete
 from tempo.rl.environments.pieces import Piece, flattened, pieces_of
 
 Tensor = tp.RecurrentTensor
@@ -194,3 +194,14 @@ def _unsupported(name: str, what: str, space: Any) -> tp.errors.ProgramError:
         places=[("here", tp.errors.user_line())],
         hint=f"wrap the environment, e.g. with gymnasium.wrappers.{wrapper}",
     )
+
+
+def expect_environment(env: Any, kinds: Any = Environment | Gymnasium) -> None:
+    """Raise an error unless something is an environment, of one of these kinds."""
+    if not isinstance(env, kinds):
+        what = "no environment of Gymnasium" if isinstance(env, Environment) else "no environment"
+        raise tp.errors.ProgramError(
+            f"{env!r} is {what}",
+            places=[("here", tp.errors.user_line())],
+            hint='rl.make("CartPole-v1", count=8) is one of Gymnasium, rl.CartPole() one within the program',
+        )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tempo as tp
 from tempo.rl.environments.environment import Environment, EnvironmentState
-from tempo.rl.environments.gymnasium import Gymnasium
+from tempo.rl.environments.gymnasium import Gymnasium, expect_environment
 
 Tensor = tp.RecurrentTensor
 
@@ -48,14 +48,15 @@ class Rollout:
         batch: tp.Dim | tuple[tp.Dim, ...] = (),
         name: str = "env",
     ) -> None:
+        expect_environment(env)
         self.env = env
         self.over = over if isinstance(over, tuple) else (over,)
         self.batch = batch if isinstance(batch, tuple) else (batch,)
         self.name = name
         self._starts: dict[str, tp.State] = {}
-        if len(self.over) not in (1, 2):
+        if len(self.over) not in (1, 2) or not all(isinstance(d, tp.Dim) for d in self.over):
             raise tp.errors.DomainError(
-                f"a rollout goes over iterations and steps, or steps alone, not over {len(self.over)} dims",
+                f"a rollout goes over iterations and steps, or steps alone, not over {', '.join(map(str, self.over))}",
                 places=[("here", tp.errors.user_line())],
                 hint="rl.Rollout(env, over=(i, t), batch=b)",
             )

@@ -11,7 +11,9 @@ import numpy as np
 
 import tempo as tp
 from tempo import nn
+from tempo.rl.algorithms.algorithm import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
+from tempo.rl.environments.gymnasium import expect_environment
 from tempo.rl.recurrent import RecurrentPolicy
 
 Array = np.ndarray[Any, Any]
@@ -73,6 +75,7 @@ def render(
             "GIFs need the package pillow", hint="pip install 'tempo-compiler[report]'"
         ) from error
     _check(1, limit)
+    expect_environment(env, Gymnasium)
     with contextlib.closing(env.copies(1, seed, render_mode="rgb_array")) as own:
         own.frames = []
         evaluation = _episodes(policy, parameters, own, 1, seed, sample, limit)
@@ -83,11 +86,7 @@ def render(
 
 
 def _check(episodes: int, limit: int | None) -> None:
-    for name, number in (("episodes", episodes), ("limit", limit)):
-        if number is not None and number < 1:
-            raise tp.errors.ProgramError(
-                f"{name} is {number}", places=[("here", tp.errors.user_line())], hint=f"{name} is 1 or more"
-            )
+    expect_counts(episodes=episodes, limit=1 if limit is None else limit)
 
 
 def _episodes(
