@@ -218,6 +218,35 @@ def forward(
     return after, handed_over(jnp.stack([done + count, fault])) if trace.has_indices else None, apart
 
 
+def faults(
+    group: Group,
+    width: int,
+    depth: int,
+    parameters: Sequence[Array],
+    read: Sequence[Array],
+    index: Array,
+    data: Sequence[Array],
+    first: Array,
+    launches: Array,
+) -> tuple[Array, Array]:
+    """Which lanes of some launches, from the first on, have an index that is out of range: a row for each launch; and
+    which calls they make."""
+    tables = _tables(group, depth, index, data)
+    arenas = dict(zip(group.read_kinds, read, strict=True))
+
+    def turn(n: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        launch = tables.launch(first + n, width)
+        _, bad = group.trace.checked(width, parameters, _arguments(group, arenas, launch))
+        assert bad is not None
+        rows = bad & launch.real, launch.lanes
+        both = [lax.dynamic_update_index_in_dim(a, row, first + n, 0) for a, row in zip(found, rows, strict=True)]
+        return both[0], both[1]
+
+    none = jnp.zeros((max(depth, 1), width), bool), jnp.zeros((max(depth, 1), width), np.int32)
+    found: tuple[Array, Array] = lax.fori_loop(0, launches, turn, none)
+    return found
+
+
 def in_a_row(
     groups: Sequence[Group],
     widths: Sequence[int],

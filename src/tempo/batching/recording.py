@@ -18,6 +18,7 @@ levels that are multiples of ``STRIDE``, as if whoever is there early made ghost
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -132,8 +133,8 @@ class Recorder:
         """Per number of a result of a lower level whether it is put off."""
         self.stale = False
         """Whether phases have changed since calls were given their levels."""
-        self.starts: list[tuple[int, int]] = []
-        """From which number on results are an instance's."""
+        self.starts, self.whose = array("q"), array("q")
+        """From which number on results are an instance's, and which one's."""
         self.fibers: Fibers | None = None
         self.closed = False
         self.reads = False
@@ -265,13 +266,15 @@ class Recorder:
 
     def begin(self, instance: int) -> None:
         """What follows is of an instance, until another one begins."""
-        self.starts.append((self.count, instance))
+        self.starts.append(self.count)
+        self.whose.append(instance)
         self.draws = None if self.seed is None else of_instance(self.seed, instance)
 
-    def instance(self, number: int) -> int | None:
-        """The instance that a result is of, where instances were recorded one after another."""
-        found = [instance for start, instance in self.starts if start <= number]
-        return found[-1] if found else None
+    def instances(self, numbers: np.ndarray[Any, Any]) -> list[int]:
+        """The instances that made the calls with these results."""
+        turns = np.searchsorted(np.array(self.starts), numbers, "right") - 1
+        found: list[int] = np.unique(np.array(self.whose)[turns]).tolist()
+        return found
 
 
 def _value(source: Source, number: int, level: int) -> Value:

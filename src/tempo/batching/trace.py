@@ -240,11 +240,10 @@ def _operations(node: Node) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def index_error(name: str, instance: int | None) -> InputError:
-    """That a cell has read something at an index that is out of range, if it is known for which instance."""
-    where = "" if instance is None else f", called for instance {instance}"
+def index_error(name: str, instance: int) -> InputError:
+    """That a cell has read something at an index that is out of range."""
     return InputError(
-        f"an index is out of range in cell {name}{where}",
+        f"an index is out of range in cell {name}, called for instance {instance}",
         hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
     )
 
