@@ -140,7 +140,11 @@ def _arguments(group: Group, arenas: Arenas, launch: _Launch) -> list[Array]:
         # XLA would take a slice or a row inside of a cell's arithmetic, whose loop then is not vectorised: a step of a
         # GRU with 256 units for 64 instances takes 0.55 ms that way, and 0.36 ms with its arguments taken before.
         vectors = [n for n, array in enumerate(found) if array.ndim == 2 and array.dtype == np.float32]
-        for n, array in zip(vectors, held([found[n] for n in vectors], launch.entry[0]), strict=True):
+        # And an arena that is read where it is written would be copied: for 320 chains of 2,000 matrices of 2 x 2 that
+        # took 4.8 s, and takes 0.02. What is behind a product is written after it, and need not be held: 64 MV-RNNs
+        # would take a tenth longer.
+        which = sorted(group.fused.union(vectors))
+        for n, array in zip(which, held([found[n] for n in which], launch.entry[0]), strict=True):
             found[n] = array
     return found
 
