@@ -11,7 +11,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
-from tempo.errors import InputError
+from tempo.errors import InputError, ProgramError
 
 pick = tp.cell(lambda x, n: tp.take(x, n), name="pick")
 plus = tp.cell(lambda a, b: a + b, name="plus")
@@ -234,3 +234,36 @@ def test_on_a_gpu_several_launches_are_one_kernel(monkeypatch: pytest.MonkeyPatc
     assert told(tp.batch(stopping)([[0, 1, 9], [9], [1, 1, 1]], errors="return")) == [
         fault("pick", 0), fault("pick", 1), 60
     ]  # fmt: skip
+
+
+def test_integers_that_do_not_fit() -> None:
+    same = tp.cell(lambda n: n * 1, name="same")
+
+    def reading(n: Any) -> Any:
+        return float(same(n)) if same(3) > 0 else None
+
+    for model in (same, reading):
+        batched = tp.batch(model)
+        first, large, last, larger = batched([1, 2**40, 2, -(2**70)], errors="return")
+        assert (first, last) == (1, 2)
+        for error, number in ((large, 2**40), (larger, -(2**70))):
+            assert type(error) is InputError
+            assert error.message == f"cell same is given {number}, which does not fit into int32"
+    total = tp.cell(lambda a, b: tp.sum(a) + b, name="total")
+    data = [np.array([2**n, 1], np.int64) for n in (20, 33, 30)]
+    first, error, last = tp.batch(lambda a: total(a, 1.5))(data, errors="return")
+    assert (first, last) == (2**20 + 2.5, 2**30)
+    assert error.message == f"cell total is given {2**33}, which does not fit into int32"
+
+
+def test_results_that_are_nested_too_deep() -> None:
+    def model(depth: int) -> Any:
+        found: Any = pick(NUMBERS, 0)
+        for _ in range(depth):
+            found = [found, pick(NUMBERS, 1)]
+        return found
+
+    shallow, deep, last = tp.batch(model)([1, 3000, 0], errors="return")
+    assert (shallow, last) == ([10, 20], 10)
+    assert isinstance(deep, ProgramError)
+    assert deep.message == "the model's result for instance 1 is nested deeper than Python allows, 1000 calls"

@@ -133,6 +133,9 @@ class Batched(Parametrised):
         if errors not in ("raise", "return"):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
         run = self._run(instances, parameters, errors, seed)
+        if errors == "return":
+            # Those through which nothing can go are errors, before anything is found in them.
+            run.results = for_each(run.results, lambda result: replaced(result, lambda value: value), errors)
         values: list[Value] = []
         for_each(run.results, lambda result: values_in(result, values))
         arrays = iter(run.fetch(values))
@@ -335,6 +338,10 @@ class _Run:
     def flush(self, wanted: Sequence[Value] | None = None) -> None:
         """Compute these values, and what they need; or everything that is recorded."""
         start = time.perf_counter()
+        if self.errors == "return":
+            for number, error in self.recorder.misfits():
+                (instance,) = self.recorder.instances(np.array([number]))
+                self.faults.setdefault(instance, error)
         numbers = None if wanted is None else [value.number for value in wanted]
         planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put, numbers)
         self.store.make_room()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,13 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, cell, check_is_known, kind_of, leaves_of, local
+from tempo.batching.columns import stacked
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.phases import STRIDE, Phases
 from tempo.batching.specialised import specialised
 from tempo.batching.trace import Kind, Trace
 from tempo.batching.value import StartAgainError, Value
-from tempo.errors import ProgramError, user_line
+from tempo.errors import InputError, ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
@@ -270,6 +271,20 @@ class Recorder:
         self.whose.append(instance)
         self.draws = None if self.seed is None else of_instance(self.seed, instance)
 
+    def misfits(self) -> Iterator[tuple[int, InputError]]:
+        """The numbers of calls that are given integers which do not fit, and their errors; these become zeros."""
+        for stream in self.streams.values():
+            trace, values = stream.trace, sum(stream.is_value)
+            kinds = [kind for kind, is_value in zip(trace.arguments, stream.is_value, strict=True) if not is_value]
+            for column, kind in zip(stream.data, kinds, strict=True):
+                if kind.dtype.kind not in "iu" or _misfit(column, trace, kind) is None:
+                    continue
+                for n, number in enumerate(stream.numbers[values :: values + 2]):
+                    error = _misfit(column[n : n + 1], trace, kind)
+                    if error is not None:
+                        column[n] = np.zeros(kind.shape, kind.dtype)[()]
+                        yield number, error
+
     def instances(self, numbers: np.ndarray[Any, Any]) -> list[int]:
         """The instances that made the calls with these results."""
         turns = np.searchsorted(np.array(self.starts), numbers, "right") - 1
@@ -281,6 +296,16 @@ def _value(source: Source, number: int, level: int) -> Value:
     value = Value()
     value.source, value.number, value.level = source, number, level
     return value
+
+
+def _misfit(column: Sequence[Any], trace: Trace, kind: Kind) -> InputError | None:
+    """The error of data that do not fit into their kind, if some do not."""
+    try:
+        if column:
+            stacked(column, kind, trace.name)
+    except InputError as error:
+        return error
+    return None
 
 
 def _kept(cell: Cell, leaf: Value) -> ProgramError:

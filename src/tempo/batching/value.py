@@ -20,6 +20,7 @@ from tempo.batching.trace import Kind, kind
 from tempo.errors import ProgramError, ShapeError, user_line
 
 if TYPE_CHECKING:
+    from tempo.batching.batched import Errors
     from tempo.batching.recording import Source
 
 
@@ -306,18 +307,22 @@ def values_in(result: Any, found: list[Value]) -> None:
         replaced(result, noted)
 
 
-def for_each(results: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
-    """What a function that goes through structures gives for the results of all instances."""
-    found = []
+def for_each(results: Iterable[Any], function: Callable[[Any], Any], errors: Errors = "raise") -> list[Any]:
+    """What a function that goes through structures gives for the results of all instances, or its errors."""
+    found: list[Any] = []
     for n, result in enumerate(results):
         try:
             found.append(function(result))
-        except (RecursionError, SystemError) as error:  # JAX makes the one of the other
-            raise ProgramError(
+        except (RecursionError, SystemError) as cause:  # JAX makes the one of the other
+            error = ProgramError(
                 f"the model's result for instance {n} is nested deeper than Python allows, "
                 f"{sys.getrecursionlimit()} calls",
                 hint="let it return a list in place of nested pairs, or raise the limit: sys.setrecursionlimit",
-            ) from error
+            )
+            if errors == "raise":
+                raise error from cause
+            error.__cause__ = cause
+            found.append(error)
     return found
 
 
