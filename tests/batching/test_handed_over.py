@@ -18,6 +18,7 @@ import pytest
 
 import tempo as tp
 from tempo import nn
+from tempo.batching import phases
 from tempo.errors import ProgramError, ShapeError, TempoError
 
 half = tp.cell(lambda x: x / 2, name="half")
@@ -299,6 +300,54 @@ def test_what_is_no_model_no_cell_and_no_list() -> None:
         assert message(lambda run=run: run(5)) == (
             "the instances are 5\n  hint: give a list of them: batched([instance]) for one"
         )
+
+
+def test_methods_of_results() -> None:
+    expected = (
+        "a result of a cell has no attribute 'item' outside of cells\n"
+        "  hint: float(v), int(v) and np.asarray(v) read it; functions of tensors belong into a cell, tp.cell"
+    )
+    batched = tp.batch(lambda x: half(x).item())
+    for run in (batched, batched.one_by_one):
+        with pytest.raises(AttributeError) as error:
+            run([1.0])
+        assert str(error.value) == expected
+    assert both(lambda x: hasattr(half(x), "sum"), [1.0]) == [False]
+
+
+def test_models_that_run_nothing() -> None:
+    def yielding(x: float) -> Any:
+        yield half(x)
+
+    async def waiting(x: float) -> Any:
+        return half(x)
+
+    class Model(nn.Module):
+        def __call__(self, x: float) -> Any:
+            yield half(x)
+
+    for model in (yielding, waiting, Model()):
+        assert message(lambda model=model: tp.batch(model)) == (
+            f"the model is {model!r}, which runs nothing when it is called\n"
+            "  hint: let it return its result, without yield and async: where it reads a value it waits by itself"
+        )
+
+
+def test_cells_that_are_made_in_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "MANY", 10)
+
+    def model(x: float) -> Any:
+        @tp.cell
+        def step(y: Any) -> Any:
+            return y / 2
+
+        return step(step(x))
+
+    batched = tp.batch(model)
+    batched([1.0] * 9)
+    with pytest.warns(UserWarning, match=r"the model has called 10 different cells, one of them step: make cells once"):
+        assert batched([1.0]) == [0.25]
+    batched([1.0])
 
 
 def test_a_compiled_program_is_no_cell() -> None:

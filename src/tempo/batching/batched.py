@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -447,6 +448,12 @@ def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, 
     """
     if not callable(model):
         raise ProgramError(f"the model is {model!r}, not a function", hint="tp.batch takes a function of one instance")
+    functions = model, type(model).__call__
+    if any(inspect.isgeneratorfunction(one) or inspect.iscoroutinefunction(one) for one in functions):
+        raise ProgramError(
+            f"the model is {model!r}, which runs nothing when it is called",
+            hint="let it return its result, without yield and async: where it reads a value it waits by itself",
+        )
     if cells is not None and not isinstance(cells, Mapping):
         raise ProgramError(f"cells is {cells!r}, without names", hint='give them by name: cells={"leaf": leaf, ...}')
     named = dict(cells or {})

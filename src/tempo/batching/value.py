@@ -264,6 +264,24 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     _binary(_name)
 
 
+def _missing(name: str) -> None:
+    """Let tensors not have an attribute, and say so."""
+
+    def missing(_: Tensor) -> Any:
+        raise AttributeError(
+            f"a result of a cell has no attribute '{name}' outside of cells\n"
+            "  hint: float(v), int(v) and np.asarray(v) read it; functions of tensors belong into a cell, tp.cell"
+        )
+
+    setattr(Tensor, name, property(missing))
+
+
+# Each by itself: with a __getattr__, all attributes would take Python longer (10% of what a call of a cell takes).
+for _name in ("item", "tolist", "numpy", "size", *vars(tp.RecurrentTensor)):
+    if not _name.startswith("_") and not hasattr(Tensor, _name):
+        _missing(_name)
+
+
 @cache
 def _operator(name: str) -> Cell:
     return cell(getattr(operator, f"__{name}__"), name=name)
