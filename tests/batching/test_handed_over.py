@@ -222,6 +222,74 @@ def test_structures_stay_what_they_are() -> None:
     assert found["state"] == State((1.5, 1.5))
 
 
+@dataclasses.dataclass(eq=False)
+class Node:
+    h: Any
+    children: list[Any] = dataclasses.field(default_factory=list)
+    parent: Any = None
+
+
+def test_what_is_in_a_result_twice_is_one_thing() -> None:
+    def model(x: float) -> Any:
+        v = half(x)
+        node, row = Node(v), [v, 1]
+        queue = collections.deque([row])
+        return {"nodes": [node, (node, row)], "named": Pair(row, queue), "again": queue, "values": [v, v], "text": "a"}
+
+    batched = tp.batch(model)
+    for run in (batched, batched.one_by_one):
+        (found,) = run([3.0])
+        node, (again, row) = found["nodes"]
+        assert node is again
+        assert node.h == 1.5
+        assert row is found["named"].a is found["again"][0]
+        assert found["named"].b is found["again"]
+        assert found["values"] == [1.5, 1.5]
+
+    def shared(depth: int) -> Any:
+        found: Any = half(4.0)
+        for n in range(depth):
+            found = (found, found) if n % 2 else [found, found]
+        return found
+
+    (found,) = tp.batch(shared)([200])  # as a tree, it would have 2^200 leaves
+    for _ in range(200):
+        assert found[0] is found[1] or isinstance(found[0], np.floating)
+        found = found[0]
+    assert found == 2
+
+
+def test_results_that_contain_themselves() -> None:
+    def model(tree: Any, parent: Node | None = None) -> Node:
+        node = Node(None, [], parent)
+        node.children = [model(child, node) for child in tree] if isinstance(tree, tuple) else []
+        node.h = sum([child.h for child in node.children], half(0.0)) if node.children else half(tree)
+        return node
+
+    batched = tp.batch(model)
+    for run in (batched, batched.one_by_one):
+        root, leaf = run([((1.0, 2.0), 3.0), 4.0])
+        assert [float(node.h) for node in (root, *root.children, *root.children[0].children, leaf)] == [
+            3, 1.5, 1.5, 0.5, 1, 2
+        ]  # fmt: skip
+        assert all(child.parent is root for child in root.children)
+        assert all(child.parent is root.children[0] for child in root.children[0].children)
+        assert (root.parent, leaf.parent, leaf.children) == (None, None, [])
+
+    def circle(x: float) -> Any:
+        ordered: Any = collections.OrderedDict(v=half(x))
+        row: list[Any] = [ordered]
+        ordered["pair"] = (row, ordered)
+        return row
+
+    for run in (tp.batch(circle), tp.batch(circle).one_by_one):
+        ((ordered,),) = run([3.0])
+        row, again = ordered["pair"]
+        assert ordered["v"] == 1.5
+        assert again is ordered
+        assert row[0] is ordered
+
+
 def test_copies_of_values_are_they_themselves() -> None:
     """A deep copy used to be one of the whole mini-batch."""
 
