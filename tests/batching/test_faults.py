@@ -3,9 +3,11 @@ without these."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -228,8 +230,6 @@ def test_many_faults_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_on_a_gpu_several_launches_are_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    import jax
-
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert told(tp.batch(stopping)([[0, 1, 9], [9], [1, 1, 1]], errors="return")) == [
         fault("pick", 0), fault("pick", 1), 60
@@ -267,3 +267,58 @@ def test_results_that_are_nested_too_deep() -> None:
     assert (shallow, last) == ([10, 20], 10)
     assert isinstance(deep, ProgramError)
     assert deep.message == "the model's result for instance 1 is nested deeper than Python allows, 1000 calls"
+
+
+def tree(rng: random.Random, depth: int, wrong: float) -> Any:
+    """A word, a sentence that goes on from something, two things, or something after a word that is not used."""
+
+    def index(count: int) -> int:
+        return rng.choice((count, -2 * count)) if rng.random() < wrong else rng.randrange(count)
+
+    match rng.choice("wspx") if depth else "w":
+        case "w":
+            return "w", index(5)
+        case "s":
+            return "s", tree(rng, depth - 1, wrong), [index(500) for _ in range(rng.randrange(6))]
+        case "p":
+            return "p", tree(rng, depth - 1, wrong), tree(rng, depth - 1, wrong), index(3)
+        case _:
+            return "x", index(5), tree(rng, depth - 1, wrong)
+
+
+@pytest.mark.parametrize("platform", ("cpu", "gpu"))
+@pytest.mark.parametrize("reads", (False, True))
+def test_random_models(reads: bool, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    step, embed = tp.cell(Step(), name="step"), tp.cell(nn.Embedding(5, 3), name="embed")
+    join = tp.cell(lambda a, b, n: (a + b) * tp.take(tp.constant(NUMBERS), n), name="join")
+    total = tp.cell(lambda h: tp.sum(h), name="total")
+
+    def model(instance: Any) -> Any:
+        match instance:
+            case "w", word:
+                return embed(word)
+            case "s", start, words:
+                h = model(start)
+                for word in words:
+                    h = step(h, word)
+                    if reads and word % 2 and float(total(h)) < -0.5:
+                        h = join(h, h, word % 3)
+                return h
+            case "p", left, right, n:
+                return join(*tp.parallel(lambda: model(left), lambda: model(right)), n)
+            case _, word, rest:
+                embed(word)
+                return model(rest)
+
+    batched = tp.batch(model, cells={"step": step, "embed": embed})
+    for seed in range(6):
+        rng = random.Random(seed)
+        data = [tree(rng, rng.randrange(5), rng.choice((0, 0.02, 0.3))) for _ in range(12)]
+        for n, (instance, found) in enumerate(zip(data, batched(data, errors="return"), strict=True)):
+            try:
+                (expected,) = batched.one_by_one([instance])
+            except InputError:
+                assert found.message.endswith(f", called for instance {n}")
+            else:
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
