@@ -50,14 +50,16 @@ def some(rng: random.Random, steps: tuple[str, ...], most: int = 5) -> list[Inst
     return [interpreted.instance(rng, steps, shared) for _ in range(rng.randint(1, most))]
 
 
-def leaves(found: Any) -> Iterator[Any]:
-    if isinstance(found, list | tuple | collections.deque):
-        for one in found:
-            yield from leaves(one)
-    elif isinstance(found, dict):
-        yield from leaves(list(found.values()))
-    elif isinstance(found, Box):
-        yield from leaves(found.content)
+def leaves(found: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """What is in something; with ``seen``, what holds several things is looked into once, wherever it is."""
+    if isinstance(found, list | tuple | collections.deque | dict | Box):
+        if seen is not None:
+            if id(found) in seen:
+                return
+            seen.add(id(found))
+        inside = found.values() if isinstance(found, dict) else [found.content] if isinstance(found, Box) else found
+        for one in inside:
+            yield from leaves(one, seen)
     else:
         yield found
 
@@ -106,7 +108,7 @@ def test_results(seed: int, reads: bool, platform: str) -> None:
     # Nobody else's: whoever writes to one result changes no other, nor what the model was given. What is a piece of
     # data is that piece.
     given = {id(piece) for one in instances for piece in one.data}
-    own = [one for one in leaves(together) if isinstance(one, np.ndarray) and id(one) not in given]
+    own = [one for one in leaves(together, set()) if isinstance(one, np.ndarray) and id(one) not in given]
     before = copy.deepcopy([one.data for one in instances])
     for n, array in enumerate(own):
         array[...] = 100 + n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from tempo.batching.fibers import Fibers
 from tempo.batching.kernels import Kernels
 from tempo.batching.parameters import Parametrised
 from tempo.batching.phases import Phases
-from tempo.batching.planning import Lanes, Planner, Put, Run
+from tempo.batching.planning import Planner, Put, Run
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.store import Arenas, Piece, Store, cleared, fetched
 from tempo.batching.trace import Trace, index_error, narrowed
@@ -133,11 +134,17 @@ class Batched(Parametrised):
         if errors not in ("raise", "return"):
             raise InputError(f"errors is {errors!r}", hint='"raise" or "return"')
         run = self._run(instances, parameters, errors, seed)
+        if errors == "return":
+            # Those through which nothing can go are errors, before anything is found in them.
+            run.results = for_each(run.results, lambda result: replaced(result, lambda value: value), errors)
         values: list[Value] = []
         for_each(run.results, lambda result: values_in(result, values))
         arrays = iter(run.fetch(values))
         results = for_each(run.results, lambda result: replaced(result, lambda _: next(arrays)))
         run.store.give_back()
+        for n in run.faults:
+            if not isinstance(run.results[n], Exception):
+                results[n] = run.faults[n]
         return results
 
     @jitted
@@ -241,12 +248,13 @@ class Batched(Parametrised):
         programs = self.programs
         start = time.perf_counter()
         while True:
-            run = _Run(self, given, len(instances), programs, seed if self._draws else None, wanted)
+            run = _Run(self, given, len(instances), programs, errors, seed if self._draws else None, wanted)
             try:
                 if self._reads:
-                    run.results = Fibers(run.recorder, run.flush, run.fetch).run(self.model, instances, errors)
+                    fibers = Fibers(run.recorder, run.flush, run.fetch, run.faults)
+                    run.results = fibers.run(self.model, instances, errors)
                 else:
-                    run.record(instances, errors)
+                    run.record(instances)
             except (Exception, StartAgainError):
                 # A model may have caught that a value could not be read, and failed without it.
                 if not run.recorder.reads and not run.recorder.drew:
@@ -287,6 +295,7 @@ class _Run:
         parameters: Mapping[str, Array],
         instances: int,
         programs: int,
+        errors: Errors,
         seed: int | None,
         wanted: frozenset[int],
     ) -> None:
@@ -294,6 +303,7 @@ class _Run:
         self.parameters = parameters
         self.instances = instances
         self.programs = programs
+        self.errors = errors
         self.recorder = Recorder(batched.cells.values(), batched._phases, seed)
         self.store = Store(batched._planner.capacities, batched._idle)
         self.put = Put(wanted)
@@ -304,8 +314,10 @@ class _Run:
         self.dispatches = 0
         self.seconds = dict.fromkeys(("model", "plan", "launch", "fetch"), 0.0)
         self.results: list[Any] = []
-        self.unchecked: dict[int, Lanes] = {}
-        """Lanes whose indices nobody has looked at yet."""
+        self.unchecked: dict[int, list[Run]] = {}
+        """Launches whose indices nobody has looked at yet, by the identities of their lanes."""
+        self.faults: dict[int, InputError] = {}
+        """The errors of instances for which something could not be computed."""
         self.pieces: list[Piece] = []
         """What was computed last, as far as it is not only in arenas."""
 
@@ -313,13 +325,13 @@ class _Run:
     def runs(self) -> list[Run]:
         return [run for step in self.steps for run in step]
 
-    def record(self, instances: Sequence[Any], errors: Errors) -> None:
+    def record(self, instances: Sequence[Any]) -> None:
         outer = current()
         use(self.recorder)
         try:
             for n, instance in enumerate(instances):
                 self.recorder.begin(n)
-                self.results.append(run_one(self.batched.model, instance, n, errors))
+                self.results.append(run_one(self.batched.model, instance, n, self.errors))
         finally:
             self.recorder.close()
             use(outer)
@@ -327,6 +339,10 @@ class _Run:
     def flush(self, wanted: Sequence[Value] | None = None) -> None:
         """Compute these values, and what they need; or everything that is recorded."""
         start = time.perf_counter()
+        if self.errors == "return":
+            for number, error in self.recorder.misfits():
+                (instance,) = self.recorder.instances(np.array([number]))
+                self.faults.setdefault(instance, error)
         numbers = None if wanted is None else [value.number for value in wanted]
         planned = self.batched._planner.plan(self.recorder, self.store.rows, self.put, numbers)
         self.store.make_room()
@@ -338,26 +354,39 @@ class _Run:
             self.dispatches += kernels.forward(step, self._own, self.store.arenas)
         for run in planned:
             if run.lanes.group.trace.has_indices:
-                self.unchecked[id(run.lanes)] = run.lanes
+                self.unchecked.setdefault(id(run.lanes), []).append(run)
         self.steps += steps
         self.pieces = [piece for run in planned for piece in run.lanes.pieces()]
         self.seconds["plan"] += launching - start
         self.seconds["launch"] += time.perf_counter() - launching
 
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
-        """Computed values, all indices having been in range."""
+        """Computed values. Where an index was out of range, this is an error, or those of some instances mean nothing:
+        these
+        are among the ``faults``."""
         start = time.perf_counter()
         rows = self.store.rows.of[[value.number for value in values]]
-        statuses: Sequence[Any] = [lanes.status for lanes in self.unchecked.values()]
+        statuses: Sequence[Any] = [runs[0].lanes.status for runs in self.unchecked.values()]
         kinds = [value.source.kind for value in values]
         found, statuses = fetched(self.store.arenas, kinds, rows, statuses, self.pieces)
-        for lanes, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
+        for runs, (_, fault) in zip(self.unchecked.values(), statuses, strict=True):
             if fault:
-                instance = self.recorder.instance(int(lanes.bases[fault - 1]))
-                raise index_error(lanes.group.trace.cell.name, instance)
+                self._blame(runs, int(fault) - 1)
         self.unchecked = {}
         self.seconds["fetch"] += time.perf_counter() - start
         return found
+
+    def _blame(self, runs: Sequence[Run], lane: int) -> None:
+        """Find out whose fault it is that an index of a cell is out of range, first of all in this lane."""
+        lanes = runs[0].lanes
+        name = lanes.group.trace.cell.name
+        if self.errors == "raise":
+            (instance,) = self.recorder.instances(lanes.recorded[[lane]])
+            raise index_error(name, instance)
+        bad = self.batched._kernels.faults(runs, self._plain, self.store.arenas)
+        bad[lane] = True  # an index made of floats may be another one now
+        for instance in self.recorder.instances(lanes.calls(bad)):
+            self.faults.setdefault(instance, index_error(name, instance))
 
     def backward(self, flows: Arenas) -> dict[str, Array]:
         """The parameters' gradients; ``flows`` become those of all values."""
@@ -419,6 +448,12 @@ def batch(model: Callable[[Any], Any], cells: Mapping[str, Cell] | None = None, 
     """
     if not callable(model):
         raise ProgramError(f"the model is {model!r}, not a function", hint="tp.batch takes a function of one instance")
+    functions = model, type(model).__call__
+    if any(inspect.isgeneratorfunction(one) or inspect.iscoroutinefunction(one) for one in functions):
+        raise ProgramError(
+            f"the model is {model!r}, which runs nothing when it is called",
+            hint="let it return its result, without yield and async: where it reads a value it waits by itself",
+        )
     if cells is not None and not isinstance(cells, Mapping):
         raise ProgramError(f"cells is {cells!r}, without names", hint='give them by name: cells={"leaf": leaf, ...}')
     named = dict(cells or {})

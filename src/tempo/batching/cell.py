@@ -58,16 +58,15 @@ class Cell:
                 places=[("here", user_line())],
                 hint="batched = tp.batch(model), then batched([instance, ...])",
             )
-        if not kwargs:
-            # Most calls look like the one before, others like one of a few.
-            streams = recorder.fast.get(self, ())
-            for n, stream in enumerate(streams):
-                found = stream.record(args)
-                if found is not None:
-                    if n:
-                        streams.insert(0, streams.pop(n))
-                    recorder.notice(self, stream)
-                    return found
+        # Most calls look like the one before, others like one of a few.
+        streams = recorder.fast.get(self, ())
+        for n, stream in enumerate(streams):
+            found = stream.record(args, kwargs)
+            if found is not None:
+                if n:
+                    streams.insert(0, streams.pop(n))
+                recorder.notice(self, stream)
+                return found
         return recorder.call(self, args, kwargs)
 
     @property

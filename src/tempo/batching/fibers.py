@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ import numpy as np
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.recording import Recorder, current, use
 from tempo.batching.value import Value
-from tempo.errors import ProgramError, user_line
+from tempo.errors import InputError, ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.batched import Errors
@@ -100,13 +100,19 @@ class _Join:
 class _Fiber:
     """One function that runs, or waits: for a value, or for other fibers."""
 
-    __slots__ = ("context", "draws", "error", "fibers", "function", "join", "joins", "result", "stack")
+    __slots__ = ("context", "draws", "error", "fibers", "function", "instance", "join", "joins", "result", "stack")
 
     def __init__(
-        self, fibers: Fibers, function: Callable[[], Any], draws: Draws | None, join: _Join | None = None
+        self,
+        fibers: Fibers,
+        function: Callable[[], Any],
+        instance: int,
+        draws: Draws | None,
+        join: _Join | None = None,
     ) -> None:
         self.fibers = fibers
         self.function = function
+        self.instance = instance
         self.context = copy_context()
         """The values of context variables: those that whoever starts it has."""
         self.draws = draws
@@ -120,21 +126,24 @@ class _Fiber:
 
 
 class Fibers:
-    """The instances of one mini-batch; ``flush`` computes values, ``fetch`` gives them then."""
+    """The instances of one mini-batch; ``flush`` computes values, ``fetch`` gives them then. What is
+    computed for the instances in ``faults`` means nothing: whoever reads it gets an error instead."""
 
     def __init__(
         self,
         recorder: Recorder,
         flush: Callable[[Sequence[Value]], None],
         fetch: Callable[[Sequence[Value]], list[np.ndarray[Any, Any]]],
+        faults: Mapping[int, InputError],
     ) -> None:
         self.recorder = recorder
         self.flush = flush
         self.fetch = fetch
+        self.faults = faults
         self.hub = greenlet.getcurrent()
         self.cancelled = False
         self.ready: deque[tuple[_Fiber, Any]] = deque()
-        """Those that can go on, each with the value that it has waited for."""
+        """Those that can go on, each with the value that it has waited for, or the error that it gets in its place."""
         self.waiting: list[_Fiber] = []
         self.values: list[Value] = []
         """What they wait for."""
@@ -150,10 +159,10 @@ class Fibers:
         use(self.recorder)
         self.recorder.fibers = self
         seed = self.recorder.seed
-        fibers = [
-            _Fiber(self, partial(run_one, model, instance, n, errors), None if seed is None else of_instance(seed, n))
-            for n, instance in enumerate(instances)
-        ]
+        fibers = []
+        for n, instance in enumerate(instances):
+            draws = None if seed is None else of_instance(seed, n)
+            fibers.append(_Fiber(self, partial(run_one, model, instance, n, errors), n, draws))
         self.ready.extend([(fiber, None) for fiber in fibers])
         try:
             self._go_on()
@@ -161,7 +170,10 @@ class Fibers:
                 waiting, values = self.waiting, self.values
                 self.waiting, self.values = [], []
                 self.flush(values)
-                self.ready.extend(zip(waiting, self.fetch(values), strict=True))
+                found: list[Any] = self.fetch(values)
+                if self.faults:
+                    found = [self.faults.get(f.instance, array) for f, array in zip(waiting, found, strict=True)]
+                self.ready.extend(zip(waiting, found, strict=True))
                 self._go_on()
         finally:
             self._end()
@@ -207,7 +219,7 @@ class Fibers:
         for join in fiber.joins:
             for n in range(join.started, len(join.functions)):
                 draws = None if join.draws is None else join.draws.inside(join.fork, n)
-                join.found[n] = other = _Fiber(self, join.functions[n], draws, join)
+                join.found[n] = other = _Fiber(self, join.functions[n], fiber.instance, draws, join)
                 self.ready.append((other, None))
             join.left += len(join.functions) - join.started
             join.started = len(join.functions)
@@ -252,7 +264,7 @@ class Fibers:
 
     def _go_on(self) -> None:
         """Let all fibers that can run do so, until they wait or are done."""
-        ready, idle = self.ready, _idle.stacks
+        ready, idle, recorder = self.ready, _idle.stacks, self.recorder
         while ready:
             fiber, found = ready.popleft()
             stack = fiber.stack
@@ -262,8 +274,10 @@ class Fibers:
                 stack.gr_context = fiber.context
                 self.begun[fiber] = None
             self.running = fiber
-            self.recorder.draws = fiber.draws
-            if stack.switch(found):
+            recorder.draws = fiber.draws
+            recorder.starts.append(recorder.count)
+            recorder.whose.append(fiber.instance)
+            if stack.throw(found) if type(found) is InputError else stack.switch(found):
                 self._done(fiber)
 
     def _done(self, fiber: _Fiber) -> None:

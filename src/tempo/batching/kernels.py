@@ -57,6 +57,7 @@ class Kernels:
 
     forwards: dict[Any, Any] = field(default_factory=dict)
     backwards: dict[Any, Any] = field(default_factory=dict)
+    faulty: dict[Any, Any] = field(default_factory=dict)
     programs: set[Any] = field(default_factory=set)
     together: dict[Any, Any] = field(default_factory=dict)
     """Kernels of several launches."""
@@ -170,6 +171,26 @@ class Kernels:
             run.launches if looped else None,
         )
         return _Call(kernel, arguments)
+
+    def faults(
+        self, runs: Sequence[Run], own: Callable[[Run], Sequence[Array]], arenas: Arenas
+    ) -> np.ndarray[Any, Any]:
+        """Which lanes of a cell have an index that is out of range, after ``forward`` has found that some have."""
+        lanes, group = runs[0].lanes, runs[0].lanes.group
+        found = np.zeros(len(lanes.recorded), bool)
+        first = 0
+        for run in runs:
+            form = group.form, is_large(run)
+            kernel = self.faulty.get(form)
+            if kernel is None:
+                kernel = self.faulty[form] = jit(partial(launches.faults, group), (), (0, 1), is_large(run))
+            self.programs.add(("faults", form, run.width, _sizes(lanes, arenas, group.read_kinds)))
+            read = [arenas[kind] for kind in group.read_kinds]
+            which = np.int32(first), np.int32(run.launches)
+            bad, calls = kernel(run.width, lanes.depth, own(run), read, lanes.index, lanes.data, *which)
+            found[np.asarray(calls)[np.asarray(bad)]] = True
+            first += run.launches
+        return found
 
     def backward(
         self,

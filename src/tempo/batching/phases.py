@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tempo.batching.trace import Trace
+from tempo.errors import user_line
 
 STRIDE = 1 << 20
 """An anchor's calls are made at levels that are multiples of it."""
@@ -15,6 +17,8 @@ EPOCH = 1 << 40
 than whatever needs it. Larger than any level of a mini-batch, and a multiple of ``STRIDE``."""
 
 
+MANY = 1000
+"""No model has so many cells that are made once."""
 _lock = threading.Lock()
 """Threads may find out something at the same time. Not one for each model: these can be copied."""
 
@@ -39,6 +43,12 @@ class Phases:
             if trace not in self.needs:
                 self.needs[trace] = set()
                 self._count()
+                if len(self.needs) == MANY:
+                    warnings.warn(
+                        f"the model has called {MANY} different cells, one of them {trace.cell.name}: make cells once, "
+                        f"outside of the model, since calls of two cells are never computed together ({user_line()})",
+                        stacklevel=2,
+                    )
             return self.number[trace]
 
     def connect(self, trace: Trace, other: Trace) -> None:

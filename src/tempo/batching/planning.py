@@ -21,7 +21,7 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +67,12 @@ class Group:
         return written, tuple(kind for kind in self.read_kinds if kind not in written)
 
     @cached_property
+    def fused(self) -> frozenset[int]:
+        """The arguments that are read where results are written, in arenas of the results' kinds."""
+        trace = self.trace
+        return frozenset([n for n in trace.fused if self.gathered[n] and trace.arguments[n] in trace.results])
+
+    @cached_property
     def moved_kinds(self) -> tuple[Kind, ...]:
         """The kinds through which gradients flow."""
         return tuple(kind for kind in dict.fromkeys([*self.trace.results, *self.read_kinds]) if kind.is_float)
@@ -102,8 +108,16 @@ class Calls:
     repeats: np.ndarray[Any, Any] | None = None
     """Where some calls are not made, since others are the same: (2, repeated calls), the numbers of their first
     results, and of these others'."""
+    same: np.ndarray[Any, Any] | None = None
+    """The same with the numbers that are ``recorded``."""
     width: int | None = None
     """That of all launches, if there is one for each level."""
+    recorded: Array = None
+    """Per call the number of the first result of the model's call that it is, or is a part of: by default its own."""
+
+    def __post_init__(self) -> None:
+        if self.recorded is None:
+            self.recorded = self.bases
 
 
 @dataclass(eq=False)
@@ -120,8 +134,10 @@ class Lanes:
     data: tuple[Array, ...]
     """The other arguments."""
     launches: int
-    bases: np.ndarray[Any, Any]
-    """Per lane the number of its first result."""
+    recorded: np.ndarray[Any, Any]
+    """Per lane the number of the first result of the model's call that it is, or is a part of."""
+    same: np.ndarray[Any, Any] | None
+    """Other calls that were the same as some of these, or of other launches: (2, calls), their numbers, and these'."""
     repeated: int
     """How many other calls were the same as some of these."""
     status: Array = None
@@ -134,6 +150,11 @@ class Lanes:
         """Of each of these the kind, the first row in the arena, how many there are, and they themselves."""
         trace = self.group.trace
         return [(trace.results[k], int(self.index[2 + k]), int(self.index[1]), a) for k, a in self.apart.items()]
+
+    def calls(self, lanes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The numbers of all of the model's calls that some lanes are made for."""
+        own = self.recorded[lanes]
+        return own if self.same is None else np.concatenate([own, self.same[0, np.isin(self.same[1], own)]])
 
 
 @dataclass(eq=False)
@@ -303,7 +324,9 @@ def _distinct(calls: Calls) -> Calls:
         return calls
     made = firsts == np.arange(len(firsts))
     found = _chosen(calls, np.flatnonzero(made))
-    found.repeats = np.stack([calls.bases[~made], calls.bases[firsts[~made]]])
+    found.repeats, found.same = [
+        np.stack([numbers[~made], numbers[firsts[~made]]]) for numbers in (calls.bases, calls.recorded)
+    ]
     return found
 
 
@@ -329,7 +352,9 @@ def _pack(together: Sequence[Calls], count: int) -> None:
 def _chosen(calls: Calls, which: np.ndarray[Any, Any]) -> Calls:
     """Some of the calls, in another order."""
     columns = [c[which] if v else [c[k] for k in which] for c, v in zip(calls.columns, calls.is_value, strict=True)]
-    return Calls(calls.trace, calls.phase, calls.levels[which], calls.bases[which], columns, calls.is_value)
+    return replace(
+        calls, levels=calls.levels[which], bases=calls.bases[which], columns=columns, recorded=calls.recorded[which]
+    )
 
 
 def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
@@ -338,7 +363,7 @@ def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
     for one in calls:
         found.setdefault(one.trace, []).append(one)
     together = []
-    for trace, some in found.items():
+    for some in found.values():
         if len(some) == 1:
             together += some
             continue
@@ -348,7 +373,8 @@ def _by_trace(calls: Sequence[Calls]) -> list[Calls]:
         ]
         levels = np.concatenate([one.levels for one in some])
         bases = np.concatenate([one.bases for one in some])
-        together.append(Calls(trace, some[0].phase, levels, bases, columns, some[0].is_value))
+        recorded = np.concatenate([one.recorded for one in some])
+        together.append(replace(some[0], levels=levels, bases=bases, columns=columns, recorded=recorded))
     return together
 
 
@@ -408,7 +434,7 @@ class _Part:
         given = [n for n, is_gathered in enumerate(group.gathered) if not is_gathered]
         numbers = [calls.columns[n] if self.order is None else calls.columns[n][self.order] for n in gathered]
         data = [Column(calls.columns[n], trace.arguments[n], trace.name, self.order) for n in given]
-        bases = calls.bases if self.order is None else calls.bases[self.order]
+        recorded = calls.recorded if self.order is None else calls.recorded[self.order]
         repeated = 0 if calls.repeats is None else calls.repeats.shape[1]
         if waiting and len(self.counts) <= FEW:
             # Kernels of their own, which others are not compiled for: it is with every wait that time is gained.
@@ -422,7 +448,7 @@ class _Part:
                     line[:count] = rows.of[column[own]]
                 lanes[:, count:] = lanes[:, count - 1 : count]
                 some = tuple([column.rows(first, count, width) for column in data])
-                found.append(Lanes(group, index, 0, some, 1, bases[own], 0 if k else repeated))
+                found.append(Lanes(group, index, 0, some, 1, recorded[own], calls.same, 0 if k else repeated))
             return found
         size = len(calls.bases)
         bytes_ = 4 + sum(trace.arguments[n].bytes for n in given)
@@ -434,7 +460,7 @@ class _Part:
         for line, column in zip(lanes, numbers, strict=True):
             line[:size] = rows.of[column]
         all_data = tuple([column.rows(0, size, capacity) for column in data])
-        return [Lanes(group, index, depth, all_data, len(self.counts), bases, repeated)]
+        return [Lanes(group, index, depth, all_data, len(self.counts), recorded, calls.same, repeated)]
 
 
 def _place(order: Sequence[tuple[_Part, int]], rows: Rows) -> None:

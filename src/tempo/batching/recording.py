@@ -18,7 +18,8 @@ levels that are multiples of ``STRIDE``, as if whoever is there early made ghost
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,13 @@ import numpy as np
 from jax import tree_util
 
 from tempo.batching.cell import Cell, cell, check_is_known, kind_of, leaves_of, local
+from tempo.batching.columns import stacked
 from tempo.batching.draws import Draws, of_instance
 from tempo.batching.phases import STRIDE, Phases
-from tempo.batching.specialised import specialised
+from tempo.batching.specialised import form_of, specialised
 from tempo.batching.trace import Kind, Trace
 from tempo.batching.value import StartAgainError, Value
-from tempo.errors import ProgramError, user_line
+from tempo.errors import InputError, ProgramError, user_line
 
 if TYPE_CHECKING:
     from tempo.batching.fibers import Fibers
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 OFTEN = 16
 """How many calls that look alike are counted."""
+LATEST = 3
+"""With so many a call is compared, before it is found out what it looks like."""
 
 
 class Stream:
@@ -64,7 +68,9 @@ class Stream:
         "trace",
     )
 
-    def __init__(self, recorder: Recorder, trace: Trace, is_value: tuple[bool, ...], form: tuple[Any, ...]) -> None:
+    def __init__(
+        self, recorder: Recorder, trace: Trace, is_value: tuple[bool, ...], form: tuple[Any, ...] | None
+    ) -> None:
         self.recorder = recorder
         self.trace = trace
         if trace.draws:
@@ -88,7 +94,7 @@ class Stream:
         """Per other argument what the calls were given."""
         self.put_off: Any = None
         """Calls of earlier, which nothing has needed so far."""
-        self.record, self.direct = specialised(self, form) if self.flat < 2 else (None, None)
+        self.record, self.direct = specialised(self, form) if form else (None, None)
         self.installed = False
         self.found, self.since = 0, 0
         """How often a call was not found at once, since so many results had been recorded."""
@@ -132,8 +138,8 @@ class Recorder:
         """Per number of a result of a lower level whether it is put off."""
         self.stale = False
         """Whether phases have changed since calls were given their levels."""
-        self.starts: list[tuple[int, int]] = []
-        """From which number on results are an instance's."""
+        self.starts, self.whose = array("q"), array("q")
+        """From which number on results are an instance's, and which one's."""
         self.fibers: Fibers | None = None
         self.closed = False
         self.reads = False
@@ -146,22 +152,15 @@ class Recorder:
     def call(self, cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.closed:
             raise _kept(cell, next(leaf for leaf in args if type(leaf) is Value))
-        # What a call looks like: kinds of results, types of data, lengths of tuples. Anything else goes the long way.
-        form: list[Any] = [cell]
-        known = not kwargs
-        for arg in args:
-            what = type(arg)
-            if what is Value:
-                form.append(arg.kind)
-            elif what is int or what is float:
-                form.append(what)
-            elif what is tuple and arg and all(type(part) is Value for part in arg):
-                form.append(tuple([part.kind for part in arg]))
-            elif what is np.ndarray and arg.dtype.kind in "biuf":
-                form.append((arg.shape, arg.dtype))
-            else:
-                known = False
-        stream, leaves = self._stream(cell, args, kwargs, tuple(form) if known else None)
+        form = form_of(cell, args, kwargs)
+        stream = self.streams.get(form)
+        if stream is not None and stream.record is not None and not self.drew:
+            found = stream.record(args, kwargs)
+            if found is not None:
+                self._remember(cell, stream)
+                self.notice(cell, stream)
+                return found
+        stream, leaves = self._stream(cell, args, kwargs, form)
         values = [leaf for leaf in leaves if type(leaf) is Value]
         level = self.ground
         for n, value in enumerate(values):
@@ -188,17 +187,22 @@ class Recorder:
         base = self.count
         stream.numbers.extend([*(value.number for value in values), base, level])
         self.count = base + stream.size
-        if known and stream.record is not None:
-            streams = self.fast.setdefault(cell, [])
-            if stream in streams:
-                streams.remove(stream)
-            else:
-                self._install(cell, stream)
-            streams.insert(0, stream)
+        if stream.record is not None:
+            self._remember(cell, stream)
         results = [_value(source, base + n, level) for n, source in enumerate(stream.sources)]
         if stream.flat == 0:
             return results[0]
         return tuple(results) if stream.flat == 1 else tree_util.tree_unflatten(stream.trace.structure, results)
+
+    def _remember(self, cell: Cell, stream: Stream) -> None:
+        """Let the next calls of a cell be compared with this one, among a few others, before anything else is done."""
+        streams = self.fast.setdefault(cell, [])
+        if stream in streams:
+            streams.remove(stream)
+        elif not stream.installed:
+            self._install(cell, stream)
+        streams.insert(0, stream)
+        del streams[LATEST:]
 
     def _own(self, leaf: Any) -> Any:
         """An argument of a call, read if it is a value of another mini-batch."""
@@ -236,11 +240,11 @@ class Recorder:
         leaves, structure = leaves_of(cell, (args, kwargs))
         is_value = tuple([type(leaf) is Value for leaf in leaves])
         kinds = tuple([leaf.kind if type(leaf) is Value else kind_of(leaf, cell.name) for leaf in leaves])
-        form = (cell, structure, is_value, kinds) if form is None else form
-        stream = self.streams.get(form)
+        key = (cell, structure, is_value, kinds) if form is None else form
+        stream = self.streams.get(key)
         if stream is None:
             check_is_known(cell, self.cells)
-            stream = self.streams[form] = Stream(self, cell.trace(structure, kinds), is_value, form)
+            stream = self.streams[key] = Stream(self, cell.trace(structure, kinds), is_value, form)
             self._follow()
         return stream, leaves
 
@@ -265,19 +269,45 @@ class Recorder:
 
     def begin(self, instance: int) -> None:
         """What follows is of an instance, until another one begins."""
-        self.starts.append((self.count, instance))
+        self.starts.append(self.count)
+        self.whose.append(instance)
         self.draws = None if self.seed is None else of_instance(self.seed, instance)
 
-    def instance(self, number: int) -> int | None:
-        """The instance that a result is of, where instances were recorded one after another."""
-        found = [instance for start, instance in self.starts if start <= number]
-        return found[-1] if found else None
+    def misfits(self) -> Iterator[tuple[int, InputError]]:
+        """The numbers of calls that are given integers which do not fit, and their errors; these become zeros."""
+        for stream in self.streams.values():
+            trace, values = stream.trace, sum(stream.is_value)
+            kinds = [kind for kind, is_value in zip(trace.arguments, stream.is_value, strict=True) if not is_value]
+            for column, kind in zip(stream.data, kinds, strict=True):
+                if kind.dtype.kind not in "iu" or _misfit(column, trace, kind) is None:
+                    continue
+                for n, number in enumerate(stream.numbers[values :: values + 2]):
+                    error = _misfit(column[n : n + 1], trace, kind)
+                    if error is not None:
+                        column[n] = np.zeros(kind.shape, kind.dtype)[()]
+                        yield number, error
+
+    def instances(self, numbers: np.ndarray[Any, Any]) -> list[int]:
+        """The instances that made the calls with these results."""
+        turns = np.searchsorted(np.array(self.starts), numbers, "right") - 1
+        found: list[int] = np.unique(np.array(self.whose)[turns]).tolist()
+        return found
 
 
 def _value(source: Source, number: int, level: int) -> Value:
     value = Value()
     value.source, value.number, value.level = source, number, level
     return value
+
+
+def _misfit(column: Sequence[Any], trace: Trace, kind: Kind) -> InputError | None:
+    """The error of data that do not fit into their kind, if some do not."""
+    try:
+        if column:
+            stacked(column, kind, trace.name)
+    except InputError as error:
+        return error
+    return None
 
 
 def _kept(cell: Cell, leaf: Value) -> ProgramError:

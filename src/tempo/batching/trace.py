@@ -159,6 +159,20 @@ class Trace:
         return tuple([node is not None and node in sums and all(sums[node]) for node in own])
 
     @cached_property
+    def fused(self) -> frozenset[int]:
+        """The arguments of which results are made without a sum of products in between: XLA would read them where it
+        writes the results. Of a program over time it is not known, and these are all."""
+        if self.function is not None:
+            return frozenset(range(len(self.arguments)))
+        nodes, stack = set(self.outputs), list(self.outputs)
+        while stack:
+            node = stack.pop()
+            new = set() if _is_sum_of_products(node) else {edge.node for edge in node.edges} - nodes
+            nodes |= new
+            stack.extend(new)
+        return frozenset([n for n, node in enumerate(self.inputs[len(self.parameters) :]) if node in nodes])
+
+    @cached_property
     def has_indices(self) -> bool:
         """Whether something is read at indices, which could be out of range."""
         return any(node.op.name in INDEXED for node in self.nodes)
@@ -229,6 +243,13 @@ _forms: WeakValueDictionary[Any, _Form] = WeakValueDictionary()
 """Those of cells that are still there: constants are part of a form, and may be large."""
 
 
+def _is_sum_of_products(node: Node) -> bool:
+    if node.op is not EINSUM:
+        return False
+    terms, _, out = node.attributes["subscripts"].partition("->")
+    return not set(terms) <= {*out, ","}
+
+
 def _operations(node: Node) -> int:
     if node.op is INPUT:
         return 0
@@ -240,11 +261,10 @@ def _operations(node: Node) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def index_error(name: str, instance: int | None) -> InputError:
-    """That a cell has read something at an index that is out of range, if it is known for which instance."""
-    where = "" if instance is None else f", called for instance {instance}"
+def index_error(name: str, instance: int) -> InputError:
+    """That a cell has read something at an index that is out of range."""
     return InputError(
-        f"an index is out of range in cell {name}{where}",
+        f"an index is out of range in cell {name}, called for instance {instance}",
         hint="indices of tp.take and nn.Embedding go from 0 to the number of rows, less one",
     )
 

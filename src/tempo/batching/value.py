@@ -20,6 +20,7 @@ from tempo.batching.trace import Kind, kind
 from tempo.errors import ProgramError, ShapeError, user_line
 
 if TYPE_CHECKING:
+    from tempo.batching.batched import Errors
     from tempo.batching.recording import Source
 
 
@@ -263,6 +264,24 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     _binary(_name)
 
 
+def _missing(name: str) -> None:
+    """Let tensors not have an attribute, and say so."""
+
+    def missing(_: Tensor) -> Any:
+        raise AttributeError(
+            f"a result of a cell has no attribute '{name}' outside of cells\n"
+            "  hint: float(v), int(v) and np.asarray(v) read it; functions of tensors belong into a cell, tp.cell"
+        )
+
+    setattr(Tensor, name, property(missing))
+
+
+# Each by itself: with a __getattr__, all attributes would take Python longer (10% of what a call of a cell takes).
+for _name in ("item", "tolist", "numpy", "size", *vars(tp.RecurrentTensor)):
+    if not _name.startswith("_") and not hasattr(Tensor, _name):
+        _missing(_name)
+
+
 @cache
 def _operator(name: str) -> Cell:
     return cell(getattr(operator, f"__{name}__"), name=name)
@@ -284,6 +303,7 @@ def _item(axes: tuple[int, ...], parts: tuple[Any, ...]) -> Cell:
 
 
 ATOMS = frozenset({int, float, bool, str, type(None), np.ndarray})
+VALUES = {Value}
 
 
 def values_in(result: Any, found: list[Value]) -> None:
@@ -291,13 +311,10 @@ def values_in(result: Any, found: list[Value]) -> None:
     what = type(result)
     if what is Value:
         found.append(result)
-    elif what is list or what is tuple:
-        for part in result:
-            if type(part) is Value:
-                found.append(part)
-            else:
-                values_in(part, found)
     elif what not in ATOMS:
+        if (what is list or what is tuple) and set(map(type, result)) == VALUES:
+            found.extend(result)
+            return
 
         def noted(value: Any) -> Any:
             found.append(value)
@@ -306,59 +323,111 @@ def values_in(result: Any, found: list[Value]) -> None:
         replaced(result, noted)
 
 
-def for_each(results: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
-    """What a function that goes through structures gives for the results of all instances."""
-    found = []
+def for_each(results: Iterable[Any], function: Callable[[Any], Any], errors: Errors = "raise") -> list[Any]:
+    """What a function that goes through structures gives for the results of all instances, or its errors."""
+    found: list[Any] = []
     for n, result in enumerate(results):
         try:
             found.append(function(result))
-        except (RecursionError, SystemError) as error:  # JAX makes the one of the other
-            raise ProgramError(
+        except (RecursionError, SystemError) as cause:  # JAX makes the one of the other
+            error = ProgramError(
                 f"the model's result for instance {n} is nested deeper than Python allows, "
                 f"{sys.getrecursionlimit()} calls",
                 hint="let it return a list in place of nested pairs, or raise the limit: sys.setrecursionlimit",
-            ) from error
+            )
+            if errors == "raise":
+                raise error from cause
+            error.__cause__ = cause
+            found.append(error)
     return found
 
 
 def replaced(result: Any, of: Callable[[Any], Any]) -> Any:
-    """A result of the same structure with something else for each tensor."""
+    """A result of the same structure with something else for each tensor. What is in it twice is one thing there, too,
+    and a circle stays one; only tensors are another each time."""
     what = type(result)
     if what is Value or what is Computed:
         return of(result)
     if what in ATOMS:
         return result
-    if what is list:
-        return [replaced(part, of) for part in result]
-    if what is tuple:
-        return tuple([replaced(part, of) for part in result])
-    if what is dict:
-        return {key: replaced(part, of) for key, part in result.items()}
-    if isinstance(result, dict):
-        return _changed(result, list(result.items()), of)
-    if isinstance(result, list | deque):
-        return _changed(result, list(enumerate(result)), of)
-    if isinstance(result, tuple):
-        parts = [replaced(part, of) for part in result]
-        # As it is made of its parts, whatever its own __new__ takes.
-        return tuple.__new__(what, parts) if any(a is not b for a, b in zip(parts, result, strict=True)) else result
-    if dataclasses.is_dataclass(result) and not isinstance(result, type | Cell):
-        before = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if hasattr(result, f.name)}
-        after = {name: replaced(part, of) for name, part in before.items()}
-        changed = {name: part for name, part in after.items() if part is not before[name]}
-        if changed:
+    if what is list and set(map(type, result)) == VALUES:
+        return list(map(of, result))
+    return _Replacing(of).part(result)
+
+
+class _Replacing:
+    """What a result becomes, part by part."""
+
+    __slots__ = ("found", "of")
+
+    def __init__(self, of: Callable[[Any], Any]) -> None:
+        self.of = of
+        self.found: dict[int, tuple[Any, Any]] = {}
+        """By identity parts, which are kept so that no other gets it, and what they have become: None if that is not
+        known yet."""
+
+    def part(self, part: Any) -> Any:
+        # One frame for each level of lists, tuples and dicts: there are not many.
+        what = type(part)
+        if what is Value or what is Computed:
+            return self.of(part)
+        if what in ATOMS:
+            return part
+        if id(part) in self.found:
+            return self._again(part)
+        new: Any
+        if what is list:
+            self.found[id(part)] = part, (new := [])
+            for one in part:
+                new.append(self.part(one))
+            return new
+        if what is dict:
+            self.found[id(part)] = part, (new := {})
+            for key, one in part.items():
+                new[key] = self.part(one)
+            return new
+        if isinstance(part, dict):
+            return self._changed(part, dict(part), what.__setitem__)
+        if isinstance(part, list | deque):
+            return self._changed(part, dict(enumerate(part)), what.__setitem__)
+        if isinstance(part, tuple):
+            new = []
+            for one in part:
+                new.append(self.part(one))
+            if id(part) in self.found:  # it is inside of a list that is inside of it
+                return self._again(part)
+            if what is tuple or any(a is not b for a, b in zip(new, part, strict=True)):
+                # As it is made of its parts, whatever its own __new__ takes.
+                self.found[id(part)] = part, tuple.__new__(what, new)
+            else:
+                self.found[id(part)] = part, part
+            return self.found[id(part)][1]
+        if dataclasses.is_dataclass(part) and not isinstance(part, type | Cell):
+            fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if hasattr(part, f.name)}
             # Not made anew: what its __init__ does was done with the model's own results.
-            result = copy.copy(result)
-            for name, part in changed.items():
-                object.__setattr__(result, name, part)
-    return result
+            return self._changed(part, fields, object.__setattr__)
+        return part
 
+    def _again(self, part: Any) -> Any:
+        """A part that was met before; if it is inside of itself, it is copied before that is known to be necessary."""
+        _, new = self.found[id(part)]
+        if new is None:
+            new = copy.copy(part)
+            self.found[id(part)] = part, new
+        return new
 
-def _changed(result: Any, before: list[tuple[Any, Any]], of: Callable[[Any], Any]) -> Any:
-    """The same for containers of other kinds: a defaultdict stays one. ``before`` is what they hold, and where."""
-    changed = [(key, after) for key, part in before if (after := replaced(part, of)) is not part]
-    if changed:
-        result = copy.copy(result)
-        for key, after in changed:
-            result[key] = after
-    return result
+    def _changed(self, part: Any, held: dict[Any, Any], change: Callable[[Any, Any, Any], None]) -> Any:
+        """The same for what else holds something: a defaultdict stays one. It stays what it is if nothing changes."""
+        self.found[id(part)] = part, None
+        changed = {}
+        for key, before in held.items():
+            after = self.part(before)
+            if after is not before:
+                changed[key] = after
+        _, new = self.found[id(part)]
+        if new is None:
+            new = copy.copy(part) if changed else part
+            self.found[id(part)] = part, new
+        for key, one in changed.items():
+            change(new, key, one)
+        return new
