@@ -9,6 +9,13 @@ import pytest
 
 import tempo as tp
 from tempo import nn
+from tempo.batching import demand
+
+
+@pytest.fixture(autouse=True, params=(0, demand.MANY))
+def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put off is not looked at if it is much, or always if it can be: nothing else is computed then."""
+    monkeypatch.setattr(demand, "MANY", request.param)
 
 
 def test_what_nothing_waits_for_is_put_off() -> None:
@@ -132,3 +139,28 @@ def test_gradients_of_random_programs() -> None:
     for name, gradient in gradients.items():
         mean = np.mean([np.asarray(own[name]) for _, own in alone], axis=0)
         np.testing.assert_allclose(gradient, mean, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_what_is_put_off_is_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every wait, that took time that grew with their number: by the square."""
+    looks: list[Any] = []
+    of_all: Any = demand._of_all
+    monkeypatch.setattr(demand, "_of_all", lambda *args: looks.append(args[1]) or of_all(*args))
+    half = tp.cell(lambda x: x / 2, name="half")
+    note = tp.cell(lambda x, before: x + before, name="note")
+
+    def model(steps: int) -> Any:
+        value, noted = half(2.0), 0.0
+        for n in range(steps):
+            noted = note(value, noted)
+            if n == 70:
+                value += float(noted) - float(noted)
+            value = half(2 * value) if float(value) > 0 else value
+        return noted
+
+    batched = tp.batch(model)
+    for _ in range(2):
+        looks.clear()
+        assert batched([100, 60, 90]) == [100, 60, 90]
+    seldom = demand.MANY == 0
+    assert (len(looks) < 12) == seldom

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,10 @@ from tempo.batching.trace import Trace
 
 Ints = np.ndarray[Any, Any]
 Bools = np.ndarray[Any, Any]
+
+
+MANY = 1000
+"""So many calls that are put off are worth to find out whether they need to be looked at."""
 
 
 @dataclass(eq=False)
@@ -51,6 +55,43 @@ class Block:
 
 def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
     """What is to be computed, now that instances wait for the results with these numbers (None: everything)."""
+    recorder.put_off.extend(bytes(recorder.count - len(recorder.put_off)))
+    found = None
+    if wanted is not None and recorder.old >= MANY and not recorder.stale:
+        found = _without_old(recorder, wanted)
+    if found is None:
+        found = _of_all(recorder, wanted)
+    recorder.ground += EPOCH
+    return found
+
+
+def _without_old(recorder: Recorder, wanted: Sequence[int]) -> list[Block] | None:
+    """The same where calls that were put off before stay so, and are not even looked at, however many they are: None if
+    they may be needed, or made along."""
+    blocks = [_new(stream) for stream in recorder.streams.values() if stream.numbers]
+    now, rest, _ = _needed(blocks, wanted, recorder)
+    put_off = np.frombuffer(recorder.put_off, np.uint8)
+    read = [np.array(wanted), *(block.numbers[:-2].ravel() for block in now)]
+    old = {stream.trace for stream in recorder.streams.values() if stream.put_off}
+    launched = {block.stream.trace for block in now if (block.numbers[-1] <= recorder.ground).any()}
+    if old & launched or any(put_off[numbers].any() for numbers in read):
+        return None
+    for block in blocks:
+        block.stream.clear()
+    _put_off(rest, recorder, put_off)
+    return now
+
+
+def _put_off(blocks: Sequence[Block], recorder: Recorder, put_off: Ints) -> None:
+    for block in blocks:
+        block.old = block.numbers.shape[1]
+        block.stream.put_off.append(block)
+        recorder.old += block.old
+        put_off[block.results] = 1
+
+
+def _of_all(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
+    """The same with a look at everything that is not computed."""
     blocks = [_recorded(stream) for stream in recorder.streams.values() if stream.numbers or stream.put_off]
     again = any(block.old for block in blocks)
     rest: list[Block] = []
@@ -62,28 +103,29 @@ def taken(recorder: Recorder, wanted: Sequence[int] | None) -> list[Block]:
         recorder.stale = False
     elif again:
         _levels(blocks, recorder.phases.anchors, recorder.ground, None)
-    put_off = np.zeros(recorder.count, np.uint8)
-    for block in rest:
-        block.old = block.numbers.shape[1]
-        block.stream.put_off = block
-        put_off[block.results] = 1
-    recorder.put_off = put_off.tobytes()
-    recorder.ground += EPOCH
+    put_off = np.frombuffer(recorder.put_off, np.uint8)
+    put_off[:] = recorder.old = 0
+    _put_off(rest, recorder, put_off)
     return blocks
+
+
+def _new(stream: Stream) -> Block:
+    """The calls of a stream since something was computed."""
+    numbers = np.array(stream.numbers, np.int64).reshape(-1, sum(stream.is_value) + 2).T
+    return Block(stream, numbers, [list(column) for column in stream.data], 0)
 
 
 def _recorded(stream: Stream) -> Block:
     """All calls of a stream that are not computed, which it then has no longer."""
-    fields = sum(stream.is_value) + 2
-    numbers = np.array(stream.numbers, np.int64).reshape(-1, fields).T
-    data = [list(column) for column in stream.data]
+    new, before = _new(stream), list(stream.put_off)
     stream.clear()
-    before: Block | None = stream.put_off
-    stream.put_off = None
-    if before is None:
-        return Block(stream, numbers, data, 0)
-    data = [one + other for one, other in zip(before.data, data, strict=True)]
-    return Block(stream, np.concatenate([before.numbers, numbers], 1), data, before.old)
+    stream.put_off.clear()
+    if not before:
+        return new
+    some = [*before, new]
+    data = [list(chain(*columns)) for columns in zip(*(block.data for block in some), strict=True)]
+    old = sum(block.old for block in before)
+    return Block(stream, np.concatenate([block.numbers for block in some], 1), data, old)
 
 
 def _needed(blocks: list[Block], wanted: Sequence[int], recorder: Recorder) -> tuple[list[Block], list[Block], bool]:

@@ -170,7 +170,7 @@ class Run:
 @dataclass
 class Rows:
     """Where results are: ``of[number]``, in the arena of the result's kind; ``taken`` rows there are in use, and
-    kernels reach as far as ``needed``."""
+    kernels reach as far as ``needed``. Behind the last result there may be more numbers."""
 
     of: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0, np.int32))
     taken: dict[Kind, int] = field(default_factory=dict)
@@ -178,7 +178,8 @@ class Rows:
 
     def grow(self, count: int) -> None:
         if count > len(self.of):
-            self.of = np.concatenate([self.of, np.zeros(count - len(self.of), np.int32)])
+            # Twice as long, since it grows with every wait.
+            self.of = np.concatenate([self.of, np.zeros(max(count - len(self.of), len(self.of)), np.int32)])
 
     def row(self, value: Value) -> int:
         return int(self.of[value.number])

@@ -92,8 +92,8 @@ class Stream:
         """Per call the numbers of its arguments that are results, that of its own first result, and its level."""
         self.data: list[list[Any]] = [[] for _ in range(len(is_value) - values)]
         """Per other argument what the calls were given."""
-        self.put_off: Any = None
-        """Calls of earlier, which nothing has needed so far."""
+        self.put_off: list[Any] = []
+        """Calls of earlier, as blocks, which nothing has needed so far."""
         self.record, self.direct = specialised(self, form) if form else (None, None)
         self.installed = False
         self.found, self.since = 0, 0
@@ -134,7 +134,9 @@ class Recorder:
         self.count = 0
         self.ground = 0
         """The lowest level of calls from now on: results of lower ones are computed, or put off."""
-        self.put_off = b""
+        self.old = 0
+        """How many calls are put off."""
+        self.put_off = bytearray()
         """Per number of a result of a lower level whether it is put off."""
         self.stale = False
         """Whether phases have changed since calls were given their levels."""
