@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree_util
 
 from tempo.backends.jax.near import handed_over
-from tempo.batching.launches import added, held, pulled, taken
+from tempo.batching.launches import added, held, is_read_late, pulled, taken
 from tempo.batching.trace import Kind, Trace
 from tempo.random import threefry
 
@@ -182,15 +181,14 @@ def _states(
     def chunk(chunks: _Chunks, n: Array, carry: tuple[list[Array], Array]) -> tuple[list[Array], Array]:
         arenas, fault = carry
         arguments = chunks.arguments(parts, inputs, arenas, n)
-        if jax.default_backend() == "cpu":
-            # An arena that is read where it is written would be copied: a chain of 100,000 numbers took 26 s.
-            which = [k for k in parts.inner.states if k in parts.inner.trace.fused]
-            for k, array in zip(which, held([arguments[k] for k in which], n), strict=True):
-                arguments[k] = array
+        which = [one for k, one in enumerate(parts.inner.states) if is_read_late(parts.inner.trace, one, {k})]
+        for one, array in zip(which, held([arguments[one] for one in which], n), strict=True):
+            arguments[one] = array
         states, bad = parts.inner.trace.checked(chunks.width, parts.inner.own(values), arguments)
         row = chunks.row(n)
         new = [lax.dynamic_update_slice_in_dim(a, new, row, 0) for a, new in zip(arenas, states, strict=True)]
-        return new, jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
+        # Where no index can be wrong there is nothing to find out, which would be one more kernel for every chunk.
+        return new, fault if bad is None else jnp.where(fault > 0, fault, _first(bad, chunks.nodes[n]))
 
     for chunks in _chunks(inputs):
         arenas, faults[1] = lax.fori_loop(0, chunks.turns, partial(chunk, chunks), (arenas, faults[1]))

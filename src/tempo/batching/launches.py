@@ -9,7 +9,7 @@ pass, zero times infinity is not zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -136,17 +136,29 @@ def _arguments(group: Group, arenas: Arenas, launch: _Launch) -> list[Array]:
             found.append(taken(arenas[kind], next(lines)))
         else:
             found.append(next(rest))
+    written = [{k for k, one in enumerate(group.trace.results) if one is kind} for kind in group.trace.arguments]
+    which = {n for n, own in enumerate(group.gathered) if own and is_read_late(group.trace, n, written[n])}
     if jax.default_backend() == "cpu":
         # XLA would take a slice or a row inside of a cell's arithmetic, whose loop then is not vectorised: a step of a
         # GRU with 256 units for 64 instances takes 0.55 ms that way, and 0.36 ms with its arguments taken before.
-        vectors = [n for n, array in enumerate(found) if array.ndim == 2 and array.dtype == np.float32]
-        # And an arena that is read where it is written would be copied: for 320 chains of 2,000 matrices of 2 x 2 that
-        # took 4.8 s, and takes 0.02. What is behind a product is written after it, and need not be held: 64 MV-RNNs
-        # would take a tenth longer.
-        which = sorted(group.fused.union(vectors))
-        for n, array in zip(which, held([found[n] for n in which], launch.entry[0]), strict=True):
-            found[n] = array
+        which |= {n for n, array in enumerate(found) if array.ndim == 2 and array.dtype == np.float32}
+    for n, array in zip(sorted(which), held([found[n] for n in sorted(which)], launch.entry[0]), strict=True):
+        found[n] = array
     return found
+
+
+def is_read_late(trace: Trace, argument: int, written: Set[int]) -> bool:
+    """Whether XLA would read a row of an arena after it has begun to write results into it, some of which are
+    ``written`` there, and copy all of the arena before it for that.
+
+    A result that is made of the row without a product in between is written where the row is read. For a CPU that is
+    enough: 320 chains of 2,000 matrices of 2 x 2 took 4.8 s, and take 0.02 where rows are held. (Behind a product they
+    need not be: 64 MV-RNNs would take a tenth longer.) For a GPU it must be another result that is written there; and
+    what several results are made of is computed before them anyway."""
+    into = {n for n, fused in enumerate(trace.fused) if argument in fused}
+    if jax.default_backend() == "cpu":
+        return bool(into and written)
+    return len(into) == 1 and not written <= into
 
 
 def held(arrays: list[Array], zero: Array) -> list[Array]:

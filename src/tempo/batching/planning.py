@@ -67,12 +67,6 @@ class Group:
         return written, tuple(kind for kind in self.read_kinds if kind not in written)
 
     @cached_property
-    def fused(self) -> frozenset[int]:
-        """The arguments that are read where results are written, in arenas of the results' kinds."""
-        trace = self.trace
-        return frozenset([n for n in trace.fused if self.gathered[n] and trace.arguments[n] in trace.results])
-
-    @cached_property
     def moved_kinds(self) -> tuple[Kind, ...]:
         """The kinds through which gradients flow."""
         return tuple(kind for kind in dict.fromkeys([*self.trace.results, *self.read_kinds]) if kind.is_float)

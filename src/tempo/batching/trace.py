@@ -159,18 +159,14 @@ class Trace:
         return tuple([node is not None and node in sums and all(sums[node]) for node in own])
 
     @cached_property
-    def fused(self) -> frozenset[int]:
-        """The arguments of which results are made without a sum of products in between: XLA would read them where it
-        writes the results. Of a program over time it is not known, and these are all."""
+    def fused(self) -> tuple[frozenset[int], ...]:
+        """Per result the arguments that it is made of without a sum of products in between: XLA would read them where it
+        writes the result. Of a program over time it is not known, and these are all."""
         if self.function is not None:
-            return frozenset(range(len(self.arguments)))
-        nodes, stack = set(self.outputs), list(self.outputs)
-        while stack:
-            node = stack.pop()
-            new = set() if _is_sum_of_products(node) else {edge.node for edge in node.edges} - nodes
-            nodes |= new
-            stack.extend(new)
-        return frozenset([n for n, node in enumerate(self.inputs[len(self.parameters) :]) if node in nodes])
+            return (frozenset(range(len(self.arguments))),) * len(self.results)
+        given = self.inputs[len(self.parameters) :]
+        together = [_fused(output) for output in self.outputs]
+        return tuple([frozenset([n for n, node in enumerate(given) if node in nodes]) for nodes in together])
 
     @cached_property
     def has_indices(self) -> bool:
@@ -241,6 +237,17 @@ class _Form:
 
 _forms: WeakValueDictionary[Any, _Form] = WeakValueDictionary()
 """Those of cells that are still there: constants are part of a form, and may be large."""
+
+
+def _fused(output: Node) -> set[Node]:
+    """What is computed together with an output."""
+    nodes, stack = {output}, [output]
+    while stack:
+        node = stack.pop()
+        new = set() if _is_sum_of_products(node) else {edge.node for edge in node.edges} - nodes
+        nodes |= new
+        stack.extend(new)
+    return nodes
 
 
 def _is_sum_of_products(node: Node) -> bool:
