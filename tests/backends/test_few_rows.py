@@ -28,6 +28,7 @@ KERNEL = 'name = "few_rows"'
         pytest.param(5, 100, 384, id="rows and columns that fill no tile"),
         pytest.param(33, 64, 128, id="one part"),
         pytest.param(2, 70, 128 * 11, id="parts of different lengths"),
+        pytest.param(1, 100, 256, id="one row"),
     ],
 )
 def test_the_kernel_makes_the_product(rows: int, columns: int, summed: int, dtype: Any) -> None:
@@ -74,6 +75,7 @@ def at_points(x: jax.Array, w: jax.Array) -> jax.Array:
         pytest.param(at_points, ((16, 2048), (2048, 2048)), id="matrix first"),
         pytest.param(lambda x, w: jnp.einsum("abi,oi->abo", x, w), ((4, 4, 2048), (2048, 2048)), id="two axes of rows"),
         pytest.param(lambda x, w: jnp.einsum("ib,oi->bo", x, w), ((2048, 16), (2048, 2048)), id="rows that lie apart"),
+        pytest.param(lambda x, w: jnp.einsum("oi,i->o", w, x), ((1024,), (2**17, 1024)), id="one row, a huge matrix"),
     ],
 )
 def test_it_makes_products_of_few_rows(function: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -87,7 +89,7 @@ def test_it_makes_products_of_few_rows(function: Any, shapes: tuple[tuple[int, .
 @pytest.mark.parametrize(
     "subscripts, shapes, dtype",
     [
-        pytest.param("bi,oi->bo", ((1, 2048), (2048, 2048)), jnp.bfloat16, id="one row"),
+        pytest.param("bi,oi->bo", ((1, 2048), (2**16 - 1, 2048)), jnp.bfloat16, id="one row"),
         pytest.param("bi,oi->bo", ((65, 2048), (2048, 2048)), jnp.bfloat16, id="many rows"),
         pytest.param("bi,oi->bo", ((16, 1024), (1024, 1024)), jnp.bfloat16, id="a small matrix"),
         pytest.param("bi,io->bo", ((16, 2048), (2048, 2048)), jnp.bfloat16, id="columns that lie apart"),
@@ -124,6 +126,7 @@ def test_a_program_has_each_form_once() -> None:
         pytest.param(FewRows((Side((70, 256), (1,)), Side((3, 256), (1,))), 0, "bf16"), id="matrix first"),
         pytest.param(FewRows((Side((2, 256, 3), (1,)), Side((70, 256), (1,))), 1, "bf16"), id="rows that lie apart"),
         pytest.param(FewRows((Side((4, 3, 64, 2), (3, 2)), Side((6, 7, 2, 64), (2, 3))), 1, "bf16"), id="several axes"),
+        pytest.param(FewRows((Side((70, 256), (1,)), Side((256,), (0,))), 0, "bf16"), id="a vector"),
     ],
 )
 def test_a_form_is_what_dot_general_makes(form: FewRows) -> None:

@@ -160,8 +160,8 @@ class Trace:
 
     @cached_property
     def fused(self) -> tuple[frozenset[int], ...]:
-        """Per result the arguments that it is made of without a sum of products in between: XLA would read them where it
-        writes the result. Of a program over time it is not known, and these are all."""
+        """Per result the arguments that it is made of without a sum of products in between: XLA would read them where
+        it writes the result. Of a program over time it is not known, and these are all."""
         if self.function is not None:
             return (frozenset(range(len(self.arguments))),) * len(self.results)
         given = self.inputs[len(self.parameters) :]

@@ -30,6 +30,10 @@ ROWS = range(2, 65)
 """A single row needs no matrix units; for more, a product is no longer a matter of reading the matrix alone."""
 LEAST_NUMBERS = 2**21
 """A smaller matrix is read in less time than it takes to start a kernel."""
+HUGE = 2**27
+"""Of a matrix with so many numbers even one row is multiplied by a kernel of ours, in the same time. XLA times its own
+with copies of their operands, which is then the most memory that a program ever takes: one sequence of Llama-3.2-3B
+took 7.40 GB while it was compiled, and takes 6.76."""
 
 LEAST_SIDE, LEAST_SUM = 513, 256
 """Of a product in single precision: with fewer rows or columns XLA's own kernels do well, and with shorter sums most of
@@ -197,7 +201,8 @@ def form_of(operation: Any) -> FewRows | Halved | None:
     rank, count = len(both[matrix].shape), len(both[matrix].axes)
     # Each of its columns lies in memory in one piece.
     is_matrix = 0 < count < rank and both[matrix].axes == tuple(range(rank - count, rank))
-    is_worth_it = counts[1 - matrix] in ROWS and counts[matrix] * length >= LEAST_NUMBERS
+    rows, numbers = counts[1 - matrix], counts[matrix] * length
+    is_worth_it = (rows in ROWS and numbers >= LEAST_NUMBERS) or (rows == 1 and numbers >= HUGE)
     return FewRows(both, matrix, dtype) if is_matrix and is_worth_it and length % few_rows.SUMMED == 0 else None
 
 
