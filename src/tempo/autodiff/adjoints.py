@@ -11,7 +11,7 @@ from tempo.autodiff.flows import Cases, Flow, Relevant
 from tempo.autodiff.requests import Request
 from tempo.errors import GradientError, IndexExpressionError
 from tempo.graph.node import Case, Domain, Edge, Node, Scatter, dim_of, union
-from tempo.graph.regions import hull
+from tempo.graph.regions import by_case, hull
 from tempo.graph.structural import ACCUMULATE, RECURRENT
 from tempo.graph.traversal import components
 from tempo.ops.creation import FULL
@@ -267,10 +267,7 @@ class _Expansion:
         adjoint = self.adjoints[node]
         replacement = self.shifted(node, self.own[node])
         flows = {flow.slot: flow for flow in self.flows.get(node, ())}
-        earlier: list[Condition] = []
-        for slot, case in enumerate(self.cases[node]):
-            region = conjunction([case.region, *(~e for e in earlier)])
-            earlier.append(case.region)
+        for slot, (case, region) in enumerate(by_case(self.cases[node])):
             if slot in flows:
                 index = indices.substitute(case.value.index, replacement)
                 self.send(adjoint, flows[slot], index, region.substitute(replacement) & active)
