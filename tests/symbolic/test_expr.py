@@ -240,6 +240,7 @@ HINT = (
             lambda: (t - 1) / 2,
             "(t - 1) / 2: an index must be an integer\n  hint: use // (floor division)",
         ),
+        (lambda: abs(t - 1), "abs(t - 1): not an index\n  hint: write tp.max(t - 1, -t + 1)"),
         (
             lambda: bool(t - 1),
             "the truth value of the index expression t - 1 is not known while the program is "

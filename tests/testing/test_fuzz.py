@@ -380,6 +380,15 @@ def test_a_dim_stops_on_gradients_at_its_own_step_only() -> None:
     assert waits_for(trained(("t", "s"), ("t", "s")), "l", s)
 
 
+def test_a_dim_does_not_stop_on_calls_of_another_round() -> None:
+    """A round's first call is made after the last one of the round before."""
+    call = Host("h", (Literal(0),), ("t", "s"), (), (), "float32")
+    recipe = Recipe((Dim("t", 2), Dim("s", 2)), (Let("h", Type(("t", "s"), (), "float32"), call),))
+    t, s = recipe.dims
+    assert not waits_for(recipe, "h", t)
+    assert waits_for(recipe, "h", s)
+
+
 def test_a_dim_does_not_stop_before_a_step_that_a_gradient_needs() -> None:
     """y has no step where the case applies that reads x[1]; what the case computes is differentiated all the same."""
     first, second = (Read("x", ("t",), (Point(Number(n)),)) for n in (0, 1))

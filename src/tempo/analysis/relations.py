@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tempo.graph.node import Domain, Edge, Graph, Node, Scatter
-from tempo.graph.regions import defined, ends
+from tempo.graph.regions import by_case, defined, ends
 from tempo.graph.structural import ACCUMULATE, HOST, RECURRENT
 from tempo.symbolic import (
     TRUE,
@@ -82,10 +82,7 @@ class Relations:
 
     def _reads_of(self, node: Node) -> Iterator[Read]:
         if node.op is RECURRENT:
-            earlier: list[Condition] = []
-            for case in self.graph.cases[node]:
-                region = conjunction([case.region, *(~e for e in earlier)])
-                earlier.append(case.region)
+            for case, region in by_case(self.graph.cases[node]):
                 yield self.through(node, case.value, region)
         elif node.op is ACCUMULATE:
             for scatter in node.scatters:

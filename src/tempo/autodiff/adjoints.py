@@ -11,7 +11,7 @@ from tempo.autodiff.flows import Cases, Flow, Relevant
 from tempo.autodiff.requests import Request
 from tempo.errors import GradientError, IndexExpressionError
 from tempo.graph.node import Case, Domain, Edge, Node, Scatter, dim_of, union
-from tempo.graph.regions import hull
+from tempo.graph.regions import by_case, hull
 from tempo.graph.structural import ACCUMULATE, RECURRENT
 from tempo.graph.traversal import components
 from tempo.ops.creation import FULL
@@ -51,18 +51,23 @@ def expand(program: Program) -> Cases:
     pending = list(program.gradients)
     with program:
         while pending:
-            ready = [r for r in pending if not _waits_for(r, pending, cases)]
+            unknown = {node for r in pending for node in r.results}
+            ready: dict[Request, list[_Expansion]] = {}
+            # All are looked at before any is written out: what is written makes the others harder to see through.
+            for request in pending:
+                found = [(group, Relevant(request, group, cases, pending)) for group in _groups(request)]
+                if all(unknown.isdisjoint(relevant.nodes) for _, relevant in found):
+                    ready[request] = [_Expansion(program, request, *one, cases) for one in found]
             if not ready:
                 raise GradientError(
                     f"the gradient of {describe(pending[0].loss)} depends on itself",
                     places=[("here", r.source) for r in pending],
                     hint="a loss cannot depend, at the same point, on its own gradient",
                 )
-            # All are looked at before any is written out: what is written makes the others harder to see through.
-            expansions = [_Expansion(program, r, group, cases, pending) for r in ready for group in _groups(r)]
-            for expansion in expansions:
-                with attributed_to(expansion.request.source):
-                    expansion.write()
+            for request, expansions in ready.items():
+                with attributed_to(request.source):
+                    for expansion in expansions:
+                        expansion.write()
             pending = [r for r in pending if r not in ready]
     return cases
 
@@ -77,11 +82,6 @@ def _groups(request: Request) -> list[list[int]]:
     return list(groups.values())
 
 
-def _waits_for(request: Request, pending: Sequence[Request], cases: Cases) -> bool:
-    unknown = {node for r in pending for node in r.results}
-    return any(node in unknown for group in _groups(request) for node in Relevant(request, group, cases, pending).nodes)
-
-
 class _Expansion:
     """Writes out the adjoints of one group of a request."""
 
@@ -90,14 +90,14 @@ class _Expansion:
         program: Program,
         request: Request,
         group: Sequence[int],
+        relevant: Relevant,
         cases: Cases,
-        pending: Sequence[Request],
     ) -> None:
         self.program = program
         self.request = request
         self.group = group
         self.cases = cases
-        self.relevant = Relevant(request, group, cases, pending)
+        self.relevant = relevant
         self.free = {d: program.internal_dim(d, d.bound) for d in self.relevant.free}
         self.extra: Domain = tuple(self.free.values())
         self.adjoints: dict[Node, Node] = {}
@@ -267,10 +267,7 @@ class _Expansion:
         adjoint = self.adjoints[node]
         replacement = self.shifted(node, self.own[node])
         flows = {flow.slot: flow for flow in self.flows.get(node, ())}
-        earlier: list[Condition] = []
-        for slot, case in enumerate(self.cases[node]):
-            region = conjunction([case.region, *(~e for e in earlier)])
-            earlier.append(case.region)
+        for slot, (case, region) in enumerate(by_case(self.cases[node])):
             if slot in flows:
                 index = indices.substitute(case.value.index, replacement)
                 self.send(adjoint, flows[slot], index, region.substitute(replacement) & active)

@@ -51,9 +51,10 @@ class Relevant:
         unknown = {node: (r, n) for r in pending for n, node in enumerate(r.results)}
         everything = reachable([self.loss.node], _with_pending(cases, unknown))
         first = _first_of_equals(everything, {self.loss.node, *self.wrt})
-        distinct = (node for node in everything if first[node] is node)
+        merged = {node for node in everything if first[node] is not node}
+        distinct = (node for node in everything if node not in merged)
         flows = (f for node in distinct for f in _flows(node, cases, unknown))
-        self.flows = [replace(f, producer=first.get(f.producer, f.producer)) for f in flows]
+        self.flows = [replace(f, producer=first[f.producer]) if f.producer in merged else f for f in flows]
         self.free: tuple[Dim, ...] = ()
         self._narrow()
         undecided = list(self.held)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tempo.graph.node import Case, Domain, Node
 from tempo.graph.structural import RECURRENT
-from tempo.symbolic import Condition, Dim, Expr, constant, disjunction, maximum, minimum
+from tempo.symbolic import Condition, Dim, Expr, conjunction, constant, disjunction, maximum, minimum
 from tempo.symbolic.intervals import at_least
 
 
@@ -43,6 +43,14 @@ def ends(node: Node, cases: Mapping[Node, Sequence[Case]]) -> tuple[tuple[Expr, 
 def defined(cases: Sequence[Case]) -> Condition:
     """Where any of the cases defines a value."""
     return disjunction(case.region for case in cases)
+
+
+def by_case(cases: Sequence[Case]) -> Iterator[tuple[Case, Condition]]:
+    """The cases, each with the points where it defines the value: where it applies, and none before it does."""
+    earlier: list[Condition] = []
+    for case in cases:
+        yield case, conjunction([case.region, *(~e for e in earlier)])
+        earlier.append(case.region)
 
 
 def _least(candidates: Sequence[Expr]) -> Expr:

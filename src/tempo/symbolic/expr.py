@@ -131,6 +131,9 @@ class Expr(PartOfProgram):
     def __rpow__(self, base: object) -> Expr:
         raise IndexExpressionError(f"{base} ** {self._operand_text()}: not an index", hint=type_error_hint)
 
+    def __abs__(self) -> Expr:
+        raise IndexExpressionError(f"abs({self}): not an index", hint=f"write tp.max({self}, {-self})")
+
     def __rfloordiv__(self, dividend: object) -> Expr:
         return floor_div(as_expr(dividend), self)  # type: ignore[arg-type]
 

@@ -123,7 +123,7 @@ def waits_for(recipe: Recipe, name: str, dim: Dim) -> bool:
         or (bool(gradients) and not all(is_so_far(p, dim) for p in found if isinstance(p, Read)))
         # The first step of the next round comes after the last of this one.
         or any(dim.name in s.over[1:] for s in concerned if isinstance(s, State))
-        or any(isinstance(p, Host) and dim.name in p.batch for p in found)
+        or any(isinstance(p, Host) and dim.name in (*p.sequence[1:], *p.batch) for p in found)
         or any(dim.limit in symbols(p) for p in found)
         or any(dim.limit in key_symbols(s.key) for s in concerned if isinstance(s, Case))
     )
