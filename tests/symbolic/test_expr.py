@@ -173,6 +173,10 @@ def test_division_rounds_down() -> None:
     assert ((t - 1) % 4).evaluate({t: 0}) == 3
 
 
+def test_constants_are_numbers() -> None:
+    assert (int(t - t + 3), [*range(T - T + 2)]) == (3, [0, 1])
+
+
 def test_truth_of_constants() -> None:
     assert not (t - t)
     assert t - t + 2
@@ -246,6 +250,14 @@ HINT = (
             "the truth value of the index expression t - 1 is not known while the program is "
             "written\n  hint: comparisons such as t < 5 build conditions; combine them with &, | "
             "and ~",
+        ),
+        *(
+            (
+                lambda use=use: use(T - 1),
+                "T - 1 is not known as a number while the program is written\n  hint: no loop over steps is written: "
+                "say what a tensor is at step t; numbers are given to compile",
+            )
+            for use in (int, float, range)
         ),
         (lambda: minimum(), "tp.min() of index expressions needs at least one argument"),
         (lambda: maximum(), "tp.max() of index expressions needs at least one argument"),

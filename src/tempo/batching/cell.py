@@ -202,7 +202,7 @@ def _trace(cell: Cell, structure: Any, kinds: tuple[Kind, ...]) -> Trace:
         results,
         read,
         (*kinds, KEY) if draws else kinds,
-        tuple(kind(tuple(map(int, edge.shape)), np.dtype(edge.dtype)) for edge in graph.outputs.values()),  # type: ignore[arg-type]
+        tuple(kind(tuple(map(int, edge.shape)), np.dtype(edge.dtype)) for edge in graph.outputs.values()),
         tuple(nodes),
         tuple(edge.node for edge in graph.outputs.values()),
         draws=draws,

@@ -146,7 +146,7 @@ def _split(trace: Trace, inside: Sequence[bool]) -> Split | None:
             trace,
             parameters=tuple(trace.parameters[n] for n in own),
             arguments=tuple(trace.arguments[n] for n in which),
-            results=tuple(kind(tuple(map(int, node.shape)), np.dtype(node.dtype)) for node in results),  # type: ignore[arg-type]
+            results=tuple(kind(tuple(map(int, node.shape)), np.dtype(node.dtype)) for node in results),
             inputs=tuple([*(trace.inputs[n] for n in own), *(arguments[n] for n in which)]),
             outputs=results,
             auxiliary=auxiliary,

@@ -261,10 +261,10 @@ def _operations(node: Node) -> int:
     if node.op is INPUT:
         return 0
     if node.op.name != "einsum":
-        return math.prod(map(int, node.shape))  # type: ignore[arg-type]
+        return math.prod(map(int, node.shape))
     sizes: dict[str, int] = {}
     for letters, edge in zip(node.attributes["subscripts"].split("->")[0].split(","), node.edges, strict=True):
-        sizes.update(zip(letters, map(int, edge.shape), strict=True))  # type: ignore[arg-type]
+        sizes.update(zip(letters, map(int, edge.shape), strict=True))
     return 2 * math.prod(sizes.values())
 
 
@@ -346,7 +346,7 @@ def _parts(nodes: Iterable[Node]) -> dict[Node, _Parts]:
         some.sort(key=lambda part: part[:2])
         if len(some) > 1 and all(a[0] + a[1] <= b[0] for a, b in itertools.pairwise(some)):
             bounds = tuple([(start, start + size) for start, size, _ in some])
-            parts = _Parts(tuple([node for _, _, node in some]), axis, bounds, int(source.shape[axis]))  # type: ignore[arg-type]
+            parts = _Parts(tuple([node for _, _, node in some]), axis, bounds, int(source.shape[axis]))
             found.update(dict.fromkeys(parts.nodes, parts))
     return found
 

@@ -74,6 +74,14 @@ class Expr(PartOfProgram):
             hint="comparisons such as t < 5 build conditions; combine them with &, | and ~",
         )
 
+    def __index__(self) -> int:
+        if not self.terms:
+            return self.constant
+        raise IndexExpressionError(
+            f"{self} is not known as a number while the program is written",
+            hint="no loop over steps is written: say what a tensor is at step t; numbers are given to compile",
+        )
+
     # -- arithmetic -----------------------------------------------------------------------------
 
     def __add__(self, other: ExprLike) -> Expr:
