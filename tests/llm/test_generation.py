@@ -219,6 +219,18 @@ def test_one_program_serves_many_lengths(model: llm.LanguageModel) -> None:
     assert len(model._runs) == before
 
 
+def test_programs_that_were_not_used_for_long_are_given_up(
+    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempo.llm.model.MOST_PROGRAMS", 2)
+    other = llm.LanguageModel(model.config, model.parameters)
+    kept = []
+    for count in (1, 2, 1, 3, 1):
+        llm.generate(other, [[5]] * count, max_new_tokens=2, temperature=0)
+        kept.append([dict(bounds)["B"] for _, _, bounds in other._runs])
+    assert kept == [[1], [1, 2], [2, 1], [1, 3], [3, 1]]
+
+
 def test_lengths_are_rounded() -> None:
     assert [rounded(n) for n in (1, 16, 17, 100, 129, 1000, 4097)] == [16, 16, 32, 112, 160, 1024, 5120]
     assert [rounded(n, 64, parts=2) for n in (1, 65, 129, 257)] == [64, 128, 192, 384]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from tempo.llm.files import PathLike
 from tempo.llm.parameters import as_array, check_names, shapes
 from tempo.llm.tokenizer import BESIDE, Tokenizer
 from tempo.llm.weights import Weights
+
+MOST_PROGRAMS = 64
+"""A model keeps so many compiled programs, for numbers of texts and of steps, and for sets of options: a process that
+serves all that comes would keep ever more. (On disk there are all.)"""
 
 
 class LanguageModel:
@@ -45,7 +50,8 @@ class LanguageModel:
         # The tokenizer may know one that the configuration does not.
         known = (*config.end_of_text, *(tokenizer.end_of_text if tokenizer is not None else ()))
         self.ends = tuple(dict.fromkeys(known))
-        self._runs: dict[Any, Any] = {}
+        self._runs: OrderedDict[Any, Any] = OrderedDict()
+        """Programs, the one that was used last in the end."""
 
     @staticmethod
     def load(
@@ -88,9 +94,14 @@ class LanguageModel:
     def compiled(self, build: Callable[..., tp.Program], how: tuple[Any, ...], bounds: Mapping[str, int]) -> Any:
         """The program that ``build(model, *how)`` makes, compiled for these bounds, by name."""
         key = (build, how, tuple(bounds.items()))
-        if key not in self._runs:
-            self._runs[key] = build(self, *how).compile(bounds, device=self.device, memory=self.memory)
-        return self._runs[key]
+        run = self._runs.get(key)
+        if run is None:
+            run = build(self, *how).compile(bounds, device=self.device, memory=self.memory)
+        self._runs[key] = run
+        self._runs.move_to_end(key)
+        while len(self._runs) > MOST_PROGRAMS:
+            self._runs.popitem(last=False)
+        return run
 
     @property
     def _tokenizer(self) -> Tokenizer:
