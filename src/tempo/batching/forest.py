@@ -63,7 +63,7 @@ class Forest:
         is_root[inner] = False
         object.__setattr__(self, "roots", np.flatnonzero(is_root))
         levels = _levels(children)
-        order, sizes = np.concatenate(levels).astype(np.int32), np.array([len(nodes) for nodes in levels])
+        order, sizes = np.concatenate(levels), np.array([len(nodes) for nodes in levels])
         heights = np.empty(len(children), np.int32)
         heights[order] = np.repeat(np.arange(len(levels)), sizes)
         object.__setattr__(self, "heights", heights)
@@ -275,19 +275,22 @@ def layout(
         widths = np.full(len(counts), width)
     widths = np.maximum.accumulate(widths[::-1])[::-1]  # where a node may have many parents, levels can grow
     lanes = -(-counts // widths) * widths
-    ends = np.cumsum(counts)
-    before = np.cumsum(lanes) - lanes - (ends - counts)  # how many lanes before each level are padding
-    rows[order] = first + np.arange(len(order)) + np.repeat(before, counts)
-    size = int(lanes.sum())
-    nodes = order[np.minimum(np.arange(size) - np.repeat(before, lanes), np.repeat(ends - 1, lanes))]
-    children = rows[forest.children[nodes]]
+    times = np.ones(len(order), np.int32)
+    times[np.cumsum(counts) - 1] += lanes - counts  # a level's last node is its padding, too
+    ends = np.cumsum(times)
+    rows[order] = ends + (first - times)
+    nodes = np.repeat(order, times)
+    children = rows.take(forest.children.take(nodes, 0))
+    sizes = dict.fromkeys(allowed, 0)
+    for width, size in zip(widths.tolist(), lanes.tolist(), strict=True):
+        sizes[width] += size
     segments, start = [], 0
-    for width in allowed:
-        end = start + int(lanes[widths == width].sum())
+    for width, size in sizes.items():
+        end = start + size
         own = nodes[start:end].reshape(-1, width)
         segments.append(Segment(width, own, children[start:end].reshape(*own.shape, forest.children.shape[1])))
         start = end
-    return Layout(leaves, tuple(segments), rows[:-1], first + size)
+    return Layout(leaves, tuple(segments), rows[:-1], first + len(nodes))
 
 
 def _packed(
