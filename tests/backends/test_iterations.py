@@ -242,3 +242,31 @@ def test_what_is_read_far_back_does_not_make_a_copy_of_its_store(backwards: bool
     assert run._whole is not None
     loops = run._whole.compiled.as_text().partition("ENTRY")[0]
     assert not re.findall(r"f32\[\d\d,3\]\S* copy\(", loops)
+
+
+@pytest.mark.parametrize("kept", ["all", "two"])
+def test_what_the_iteration_before_has_does_not_make_a_copy_of_a_store(kept: str) -> None:
+    """Where a loop within an iteration reads the step of the one before and then writes its own, all iterations' steps
+    were copied at every step, as in iLQR: 128 ms, not 1.7, for 50 iterations of 500 steps."""
+    with tp.Program() as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        first = prog.input("first", (2,))
+        x = prog.recurrent("x", (2,), domain=(i, t))
+        u = prog.recurrent("u", (2,), domain=(i, t))
+        v = prog.recurrent("v", (2,), domain=(i, t))
+        x[i, 0] = first
+        x[i, t + 1] = x + 0.1 * tp.sin(x + u)
+        u[0, t] = 0.0
+        u[i, t] = u[i - 1, t] + v[i - 1, t] * (x - x[i - 1, t]) + v[i - 1, T - 1 - t]
+        v[i, T - 1] = x[i, T]
+        v[i, t] = 0.5 * v[i, t + 1] - 0.1 * x[i, t]
+        if kept == "all":
+            prog.output("u", u)
+        prog.output("last", u[I - 1, 0:T])
+    bounds = {I: 13, T: 29}
+    run = prog.compile(bounds)
+    same(prog, bounds, run, first=[1.0, -0.5])
+    assert run._whole is not None
+    loops = run._whole.compiled.as_text().partition("ENTRY")[0]
+    assert not re.findall(r"f32\[(?:13|2),(?:29|30),2\]\S* copy\(", loops)

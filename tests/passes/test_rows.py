@@ -12,7 +12,7 @@ from tempo.graph.validate import validate
 from tempo.ops.elementwise import COPY
 from tempo.passes.rows import hand_rows_on
 from tempo.runtime.executable import Executable
-from tempo.schedule.storage import Latest, Window
+from tempo.schedule.storage import Latest, Steps, Window
 
 
 def walk(last: Any = -1) -> tuple[tp.Program, dict[Any, int]]:
@@ -61,6 +61,24 @@ def test_what_is_stepped_through_does_not_outlive_its_iteration() -> None:
     (sine,) = (node for node in run.storage.stores if node.op.name == "sin")
     kept = {d.name: kept for d, kept in run.storage.stores[sine].dims.items()}
     assert kept == {"i": Latest(), "t": Window(2, final=1)}
+
+
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_a_tensor_that_begins_where_it_ended_does_not_outlive_its_iteration(backend: str) -> None:
+    """The row is the tensor's own. Two iterations' steps were kept, in one store that the loop read and wrote."""
+    with tp.Program("sweeps") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", 2, (i, t))
+        x[0, 0] = prog.input("first", 2)
+        x[i, 0] = x[i - 1, T]
+        x[i, t + 1] = tp.sin(x * 1.5 + t.value.astype("float32"))
+        prog.output("mean", tp.mean(x[i, 0 : T + 1], axis=0))
+    bounds, first = {I: 4, T: 6}, np.array([0.3, -0.2], np.float32)
+    run = prog.compile(bounds, backend)
+    np.testing.assert_allclose(run(first=first).mean, prog.evaluate(bounds, first=first).mean, rtol=1e-5, atol=1e-6)
+    (store,) = (store for node, store in run.storage.stores.items() if node.name == "x")
+    assert {d.name: kept for d, kept in store.dims.items()} == {"i": Latest(), "t": Steps(0, 7)}
 
 
 def test_a_row_that_is_read_in_its_own_iteration_stays_a_read() -> None:

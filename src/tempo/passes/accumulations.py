@@ -11,21 +11,48 @@ embedding: the rows of all steps are added into one table, and not those of each
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 from tempo.analysis.causality import node_circles, remaining_circles
 from tempo.graph.build import make, reshaped, scalar, with_domain
-from tempo.graph.node import Case, Domain, Edge, Graph, Node, Scatter, Shape, dims_of, normal_size, shape_symbols
+from tempo.graph.node import (
+    Case,
+    Domain,
+    Edge,
+    Graph,
+    Node,
+    Scatter,
+    Shape,
+    attribute_symbols,
+    dims_of,
+    normal_size,
+    shape_symbols,
+    substitute_shape,
+)
 from tempo.graph.structural import ACCUMULATE
 from tempo.ops.contraction import EINSUM, spare_letters
-from tempo.ops.creation import FULL, GRID
-from tempo.ops.elementwise import ADD, COPY, WHERE
-from tempo.ops.gathering import SCATTER_ADD, TAKE_ALONG_AXIS
+from tempo.ops.creation import FULL, GRID, INDEX_VALUE
+from tempo.ops.elementwise import (
+    ADD,
+    CAST,
+    COPY,
+    DIVIDE,
+    LESS,
+    LESS_EQUAL,
+    LOGICAL_AND,
+    MULTIPLY,
+    NEGATIVE,
+    SUBTRACT,
+    WHERE,
+)
+from tempo.ops.gathering import SCATTER_ADD, SCATTER_ADD_ALONG_AXIS, TAKE_ALONG_AXIS
 from tempo.ops.indexing import PLACE, SLICE
 from tempo.ops.reduction import SUM
-from tempo.ops.shaping import BROADCAST_TO, RESHAPE
+from tempo.ops.shaping import BROADCAST_TO, RESHAPE, TRANSPOSE
 from tempo.passes.rewrite import Rebuilt, rebuild
+from tempo.passes.scatters import added_into_zeros, by_cases, in_zeros, pieces, seen_from
 from tempo.symbolic import (
     TRUE,
     Condition,
@@ -59,6 +86,7 @@ def resolve_accumulations(graph: Graph) -> Graph:
         together, inside = (
             numbers.get(node, -1) == numbers.get(scatter.node, -2) for numbers in (circle_of, within_step)
         )
+        scatter = seen_from(node, scatter, done, together)
         if together and not inside:
             # A training's iterations need those before. Within one, all steps are there when a contraction reads them.
             whole = _Part(node, scatter, done, together=False)
@@ -69,37 +97,12 @@ def resolve_accumulations(graph: Graph) -> Graph:
     def change(node: Node, done: Rebuilt) -> Edge | None:
         if node.op is not ACCUMULATE:
             return None
-        parts = [part(node, scatter, done) for whole in node.scatters for scatter in _pieces(whole)]
+        parts = [part(node, scatter, done) for whole in node.scatters for scatter in pieces(whole)]
         if not parts:
             return make(FULL, domain=node.domain, source=node.source, shape=node.shape, value=scalar(0, node.dtype))
         return reduce(lambda a, b: make(ADD, a, b, domain=node.domain, source=node.source), parts)
 
     return rebuild(graph, change)
-
-
-def _pieces(scatter: Scatter) -> list[Scatter]:
-    """A scatter to ``max(t - 1, 0)`` as one to ``t - 1`` where that is greater and one to ``0`` elsewhere.
-
-    Each piece is then a read at a fixed distance or a sum over one range; the whole would read all steps from the first
-    and mask most of them, and where those steps need the point that is added into, there would be no order of steps.
-    """
-    for n, item in enumerate(scatter.index):
-        if isinstance(item, Slice):
-            continue
-        found = next(((a, c) for a, c in item.terms if isinstance(a, Min | Max)), None)
-        if found is None:
-            continue
-        atom, factor = found
-        rest = item - factor * atom
-        pieces = []
-        for k, argument in enumerate(atom.arguments):
-            ahead = [argument - other if isinstance(atom, Max) else other - argument for other in atom.arguments]
-            # Of equal arguments the first one counts.
-            wins = [a >= (1 if m < k else 0) for m, a in enumerate(ahead) if m != k]
-            index = (*scatter.index[:n], rest + factor * argument, *scatter.index[n + 1 :])
-            pieces += _pieces(Scatter(scatter.node, index, conjunction([scatter.condition, *wins])))
-        return pieces
-    return [scatter]
 
 
 class _Part:
@@ -171,6 +174,7 @@ class _Part:
         self.mask = [p for p in hits if p.symbols() & set(self.axes)]
         if self.together:
             self.read_only_hits()
+        self.found = self.spans
         self.spans = {d: _ordered(span) for d, span in self.spans.items()}
 
     def narrow(self, part: Condition) -> bool:
@@ -233,6 +237,8 @@ class _Part:
             shape = self.target.shape
             return make(FULL, domain=self.target.domain, source=self.source, shape=shape, value=zero)
         value = self.at_once()
+        if value is None and self.together and self.spread and self.fixed and not self.mask:
+            value = self.running()
         return self.finished(self.summed() if value is None else value)
 
     def finished(self, value: Edge) -> Edge:
@@ -245,11 +251,9 @@ class _Part:
         shape = self.target.shape
         if value.shape == shape:
             return value
-        nothing, steps = (0,) * len(shape), (1,) * len(shape)
         wide = tuple(normal_size(maximum(a, b)) for a, b in zip(value.shape, shape, strict=True))
-        if wide != value.shape:
-            zero = scalar(0, value.dtype)
-            value = make(PLACE, value, source=self.source, shape=wide, starts=nothing, steps=steps, value=zero)
+        value = in_zeros(value, wide, self.source)
+        nothing, steps = (0,) * len(shape), (1,) * len(shape)
         return make(SLICE, value, source=self.source, starts=nothing, sizes=shape, steps=steps)
 
     # -- the general form: read, mask, pick, sum ----------------------------------------------------------------
@@ -280,13 +284,7 @@ class _Part:
 
     def padded(self, edge: Edge) -> Edge:
         """The producer with axes of one size at all the steps that are read together."""
-        shape = edge.shape
-        sizes = tuple(normal_size(self.widest(size)) for size in shape)
-        if sizes == shape:
-            return edge
-        zero = scalar(0, edge.dtype)
-        nothing = (0,) * len(shape)
-        return make(PLACE, edge, source=self.source, shape=sizes, starts=nothing, steps=(1,) * len(shape), value=zero)
+        return in_zeros(edge, tuple(normal_size(self.widest(size)) for size in edge.shape), self.source)
 
     def widest(self, size: Expr | int) -> Expr | int:
         if isinstance(size, int) or not size.symbols() & set(self.free):
@@ -352,60 +350,162 @@ class _Part:
 
     def by_cases(self, condition: Condition, value: Edge, domain: Domain) -> Edge:
         """The value where a condition holds, zero elsewhere."""
-        shape = value.shape
-        node = recurrent_node("", domain, shape, value.dtype, self.source)
-        zero = make(FULL, source=self.source, shape=shape, value=scalar(0, value.dtype))
         guards = tuple((as_expr(d), d) for d in domain)
-        self.done.cases[node] = (
-            Case(domain, guards, condition, value, self.source),
-            Case(domain, guards, TRUE, zero, self.source),
-        )
-        return node.here()
+        return by_cases(self.done, domain, Case(domain, guards, condition, value, self.source)).here()
 
     def ranges(self) -> dict[Dim, tuple[Expr, Expr]]:
         return {d: (constant(0), d.bound - 1) for d in self.free}
+
+    # -- a loop adds up ----------------------------------------------------------------------------------------------
+
+    def running(self) -> Edge | None:
+        """The elements of what is added up from step to step, where a loop needs it so far at every step.
+
+        Step s is given a part of what each step from s on adds, as the keys of step s are by all queries after them.
+        To read it from each of them takes as much at every step as all steps have added.
+        """
+        moving = [d for d in self.free if self.found[d].symbols() & set(self.target.domain)]
+        if len(moving) != 1 or moving[0].origin not in {q.origin for q in self.target.domain}:
+            return None
+        d, span = moving[0], self.found[moving[0]]
+        if span.stop == d.bound:
+            ahead, end, at = 1, d.bound, minimum(span.start, d.bound)
+        elif span.start == 0:
+            ahead, end, at = -1, constant(-1), maximum(span.stop - 1, -1)
+        else:
+            return None
+        domain = tuple(e for e in self.domain if e is d or e not in self.free)
+        each, where = self.producer, self.only_where
+        if domain != self.domain:
+            # What steps of other dims add at a step is a sum of its own.
+            whole = Node(COPY, (), domain, each.shape, each.dtype, self.source)
+            if dims_of(shape_symbols(each.shape)) and not set(dims_of(shape_symbols(each.shape))) <= set(domain):
+                return None
+            scatter = Scatter(each.node, tuple(map(as_expr, domain)), where)
+            each, where = with_domain(_Part(whole, scatter, self.done, together=True).value(), COPY, domain), TRUE
+        shape = tuple(normal_size(extremes(size, {d: (constant(0), d.bound - 1)})[1]) for size in each.shape)
+        node = recurrent_node("", domain, shape, each.dtype, self.source)
+        so_far = Edge(node, tuple(e + ahead if e is d else e for e in domain))
+        zero = make(FULL, source=self.source, shape=shape, value=scalar(0, each.dtype))
+        guards = tuple((as_expr(e), e) for e in domain)
+        cases = [
+            Case(domain, tuple((e, of) for e, of in guards if of is not d), equal(d, end), zero, self.source),
+            Case(domain, guards, where, self.added(so_far, each), self.source),
+            Case(domain, guards, TRUE, so_far, self.source),
+        ]
+        self.done.cases[node] = tuple(cases if where is not TRUE else cases[:2])
+        return self.elements(Edge(node, tuple(at if e is d else self.solved[e] for e in domain)))
+
+    def added(self, so_far: Edge, each: Edge) -> Edge:
+        """What a step adds to something as large as what any step adds."""
+        into = added_into_zeros(each.node) if each.is_here else None
+        if into is None:
+            return make(ADD, so_far, in_zeros(each, so_far.shape, self.source), source=self.source)
+        indices, updates, axis = into
+        indices = self.in_range(indices, each.shape[axis], so_far.shape[axis])
+        return make(each.node.op, so_far, indices, updates, source=self.source, axis=axis)
+
+    def in_range(self, indices: Edge, size: Expr | int, wide: Expr | int) -> Edge:
+        """Indices of an axis of a size as those of a wider axis: one that is out of range is so in both."""
+        if size == wide:
+            return indices
+        limit, most = (make(INDEX_VALUE, source=self.source, expr=as_expr(n)) for n in (size, wide))
+        indices = make(CAST, indices, source=self.source, dtype=limit.dtype)
+        zero = make(FULL, source=self.source, shape=(), value=scalar(0, limit.dtype))
+        within = (make(LESS_EQUAL, zero, indices, source=self.source), make(LESS, indices, limit, source=self.source))
+        return make(WHERE, make(LOGICAL_AND, *within, source=self.source), indices, most, source=self.source)
 
     # -- a sum over time of a contraction is a contraction --------------------------------------------------------
 
     def at_once(self) -> Edge | None:
         """The sum over free dims as one operation on the stacked operands of the producer, where it is such a one."""
-        if not self.free or self.mask or self.only_where is not TRUE:
+        if not self.free or self.mask or self.only_where is not TRUE or (self.spread and self.together):
             return None
-        value = self.contraction()
-        return self.rows() if value is None else value
+        if self.fixed:
+            value = self.sum_of(self.producer.node)
+            return None if value is None else self.elements(value)
+        value = self.contraction(self.producer.node)
+        if value is not None:
+            for (q, _), (low, _) in zip(self.spread, self.hull, strict=True):
+                value = self.element(value, 0, q - low.substitute(self.solved))
+        return value
 
-    def rows(self) -> Edge | None:
+    def sum_of(self, node: Node) -> Edge | None:
+        """The sum over free dims of what a node has, padded: of an operation that is linear, that operation on sums."""
+        if node.op is EINSUM:
+            return self.contraction(node)
+        if node.op in (SCATTER_ADD, SCATTER_ADD_ALONG_AXIS):
+            return self.rows(node)
+        if node.op in (ADD, SUBTRACT, NEGATIVE):
+            parts = [self.sum_of_operand(edge, node) if edge.shape == node.shape else None for edge in node.edges]
+            return None if None in parts else make(node.op, *filter(None, parts), source=self.source)
+        if node.op in (MULTIPLY, DIVIDE):
+            return self.multiple(node)
+        if node.op not in (PLACE, RESHAPE, TRANSPOSE) or node.attributes.get("value", 0) != 0:
+            return None
+        (edge,) = node.edges
+        if attribute_symbols(node.attributes.get("starts", ())) & set(self.free):
+            return None
+        # Where other axes than the first vary in size, padding would get between elements.
+        others = (node.shape[1:], edge.shape[1:]) if node.shape[:1] == edge.shape[:1] else (node.shape, edge.shape)
+        if node.op is RESHAPE and any(shape_symbols(shape) & set(self.free) for shape in others):
+            return None
+        value = self.sum_of_operand(edge, node)
+        if value is None or node.op is TRANSPOSE:
+            return value and make(TRANSPOSE, value, source=self.source, **node.attributes)
+        shape = substitute_shape(tuple(normal_size(self.widest(size)) for size in node.shape), self.solved)
+        if node.op is RESHAPE:
+            return make(RESHAPE, value, source=self.source, shape=shape)
+        starts = substitute_shape(node.attributes["starts"], self.solved)
+        return make(PLACE, value, source=self.source, **{**node.attributes, "shape": shape, "starts": starts})
+
+    def sum_of_operand(self, edge: Edge, node: Node) -> Edge | None:
+        return self.sum_of(edge.node) if edge.is_here and edge.node.domain == node.domain else None
+
+    def multiple(self, node: Node) -> Edge | None:
+        """The sum of products with what is the same at all steps that are summed over."""
+        for n, edge in enumerate(node.edges[: 2 if node.op is MULTIPLY else 1]):
+            other = node.edges[1 - n]
+            varies = {*other.domain, *shape_symbols(other.shape)} & set(self.free)
+            if edge.shape == node.shape and not varies and (value := self.sum_of_operand(edge, node)) is not None:
+                factor = other.substitute(self.solved)
+                return make(node.op, *((value, factor) if n == 0 else (factor, value)), source=self.source)
+        return None
+
+    def rows(self, node: Node) -> Edge | None:
         """Rows that every step adds into a table of zeros, all added into one table."""
-        producer = self.producer.node
-        if producer.op is not SCATTER_ADD or producer.attributes["axis"] != 0 or self.spread:
+        into = added_into_zeros(node)
+        shape = tuple(normal_size(self.widest(size)) for size in node.shape)
+        if into is None or into[2] != 0 or shape[1:] != node.shape[1:] or dims_of(shape_symbols(shape)):
             return None
-        table, indices, updates = producer.edges
-        if table.node.op is not FULL or table.node.attributes["value"] != 0 or dims_of(shape_symbols(table.shape)):
-            return None
-        places, rows = self.stack(indices), self.stack(updates)
+        places, rows = self.stack(self.in_range(into[0], node.shape[0], shape[0])), self.stack(into[1])
         if places is None or rows is None or set(rows[1]) != set(self.free):
             return None
+        zeros = make(FULL, source=self.source, shape=shape, value=scalar(0, node.dtype))
+        if node.op is SCATTER_ADD_ALONG_AXIS:
+            # One line of all steps' elements.
+            if places[1] != rows[1]:
+                return None
+            count = normal_size(math.prod(map(as_expr, rows[0].shape[: len(rows[1]) + 1])))
+            lines = (reshaped(RESHAPE, edge, (count, *shape[1:])) for edge in (places[0], rows[0]))
+            return make(SCATTER_ADD_ALONG_AXIS, zeros, *lines, source=self.source, axis=0)
         # What goes into the same row whatever the step of a dim is, is summed over it first.
         across = tuple(n for n, d in enumerate(rows[1]) if d not in places[1])
         if places[1] != tuple(d for d in rows[1] if d in places[1]):
             return None
         added = make(SUM, rows[0], source=self.source, axes=across) if across else rows[0]
-        zeros = make(FULL, source=self.source, shape=table.shape, value=scalar(0, table.dtype))
         return make(SCATTER_ADD, zeros, places[0], added, source=self.source, axis=0)
 
-    def contraction(self) -> Edge | None:
-        """The sum over free dims as one einsum over the stacked operands, where the producer is one."""
-        producer = self.producer.node
-        if producer.op is not EINSUM:
+    def contraction(self, node: Node) -> Edge | None:
+        """The sum over free dims as one einsum over the stacked operands of one."""
+        if node.op is not EINSUM:
             return None
-        if self.spread and self.together:
-            return None
-        subscripts = producer.attributes["subscripts"]
+        subscripts = node.attributes["subscripts"]
         inputs, out = subscripts.split("->")
         terms = inputs.split(",")
         letters = dict(zip(self.free, spare_letters(subscripts, len(self.free)), strict=True))
         edges: list[Edge] = []
-        for n, edge in enumerate(producer.edges):
+        for n, edge in enumerate(node.edges):
             # Padded axes must be as long at every step; padding is zero, so that it adds nothing.
             stacked = self.stack(self.padded(edge) if self.fixed else self.placed(edge, terms[n], out))
             if stacked is None:
@@ -415,12 +515,7 @@ class _Part:
             terms[n] = "".join(letters[d] for d in order) + terms[n]
         if not all(letters[d] in term for d in self.free for term in terms):
             return None
-        value = make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
-        if self.fixed:
-            return self.elements(value)
-        for (q, _), (low, _) in zip(self.spread, self.hull, strict=True):
-            value = self.element(value, 0, q - low.substitute(self.solved))
-        return value
+        return make(EINSUM, *edges, source=self.source, subscripts=f"{','.join(terms)}->{out}")
 
     def placed(self, edge: Edge, term: str, out: str) -> Edge:
         """An operand with the axes that slices spread as long as all slices together, and zero outside of its own: what

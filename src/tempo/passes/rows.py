@@ -14,7 +14,7 @@ from dataclasses import replace
 from tempo.analysis.causality import node_circles
 from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
-from tempo.graph.structural import INPUT, RECURRENT
+from tempo.graph.structural import INPUT
 from tempo.ops.elementwise import COPY
 from tempo.passes.rewrite import with_cases
 from tempo.symbolic import Dim, Expr
@@ -30,7 +30,7 @@ def hand_rows_on(graph: Graph) -> Graph:
     def handed_on(node: Node, case: Case) -> Case:
         value = case.value
         within = node in circle_of and circle_of.get(value.node) == circle_of[node]
-        fixed = _fixed(value) if within and value.node.op not in (INPUT, RECURRENT) else ()
+        fixed = _fixed(value) if within and value.node.op is not INPUT else ()
         if not fixed or not _is_in_another_iteration(node, value, fixed):
             return case
         key = value.node, fixed

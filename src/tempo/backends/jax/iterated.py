@@ -13,7 +13,7 @@ from tempo.graph.structural import RECURRENT
 from tempo.random import RANDOM_BITS
 from tempo.schedule.dependences import Dependence, by_producer
 from tempo.schedule.loops import Schedule
-from tempo.schedule.looptree import Compute, Loop, computes
+from tempo.schedule.looptree import BlockSteps, Compute, Loop, computes
 from tempo.schedule.peak import CHEAP, COSTLY
 from tempo.schedule.storage import Latest, Steps, Store, Window
 from tempo.symbolic import Dim, Expr, Slice
@@ -130,6 +130,25 @@ class Iterated:
         # A store that is read at other steps as well is copied all the same.
         beyond = () if None in every else tuple(sorted({n for n in every if n is not None and n > depth}))
         return Registers(node, depth, stored, beyond) if depth or beyond else None
+
+    def elsewhere(
+        self, node: Node, tree: Loop, at: Mapping[Dim, Any], stores: Stores
+    ) -> Mapping[tuple[Dim, int], Window | Steps]:
+        """The dims of a node, and by how many steps back, of which a loop reads another step than it writes where loops
+        around are ``at`` some steps; and what is kept of the dim."""
+        store = stores[node]
+        if store.host or apart.unrolled(store):
+            return {}
+        _, everywhere = self.inside(tree)
+        found = {}
+        for d, kept in store.dims.items():
+            if not isinstance(kept, Steps | Window) or isinstance(at.get(d.origin), BlockSteps | None):
+                continue
+            for reader in self.readers.get(node, ()):
+                distance = reader.distance(d.origin) if reader.consumer in everywhere else None
+                if distance is not None and distance[0] and distance[0] == distance[1]:
+                    found[d, distance[0]] = kept
+        return found
 
     def looks_back(self, d: Dependence, statement: Compute, family: Dim) -> int | None:
         """By how many steps of a loop a read looks back in a statement of its body, if that is one number and the read

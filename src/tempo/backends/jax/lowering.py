@@ -22,7 +22,7 @@ from tempo.backends.jax.pointwise import Primitives
 from tempo.backends.jax.reading import Block, Bounds, Range, Value, read, shifted
 from tempo.backends.jax.repetition import Repetition, count_of, make_room
 from tempo.backends.jax.settled import Settled
-from tempo.backends.jax.state import UNSTORED, Beside, Computed, Fresh, Previous, Recent, State
+from tempo.backends.jax.state import UNSTORED, Beside, Computed, Elsewhere, Fresh, Previous, Recent, State
 from tempo.graph.node import Edge, Graph, Node, dims_of
 from tempo.graph.structural import HOST_RESULT, INPUT, RECURRENT
 from tempo.ops.creation import CONSTANT, FULL, INDEX_VALUE
@@ -254,6 +254,10 @@ class Lowering:
         if beside is not None:
             value = read(edge, beside.array, beside.store, block, {}, whole is not None)
             return self.fitted(edge, value, lengths)
+        for (d, back), array in state.get(Elsewhere(edge.node), {}).items():
+            if whole is None and self.iterated.steps_back(edge, d, block.node, block.spans()) == back:
+                here = {**store.dims, d: Latest()}
+                return self.fitted(edge, read(edge, array, replace(store, dims=here), block, {}), lengths)
         held, store = self.held(edge, state, block)
         local = [d for d, kept in store.dims.items() if isinstance(kept, Present)]
         blocks = [d for d in local if isinstance(block.loops.get(d.origin), BlockSteps)]

@@ -15,12 +15,13 @@ from jax import lax
 from tempo.backends.jax import apart, rows
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.reading import Value
-from tempo.backends.jax.state import UNSTORED, Computed, Fresh, Previous, State
+from tempo.backends.jax.state import UNSTORED, Computed, Elsewhere, Fresh, Previous, State
 from tempo.backends.jax.writing import has_room
 from tempo.graph.node import Node, dim_of, dims_of
 from tempo.graph.traversal import producers
 from tempo.schedule.looptree import BlockSteps, Loop, block_of, computes
 from tempo.schedule.skips import shares
+from tempo.schedule.storage import Latest, Window
 from tempo.symbolic import Dim
 from tempo.symbolic.grid import evaluate
 
@@ -80,7 +81,11 @@ class Repetition:
             [lowering.at_step(r.node, state, at) for at in several]
             for r, several in zip(self.remembered, steps, strict=True)
         ]
+        others = {Elsewhere(node): self.elsewhere(node) for node in self.nodes if node not in self.unstored}
+        around = {key: state.get(key, {}) for key in others}
+        state.update({key: {**around[key], **found} for key, found in others.items()})
         made, (arrays, values) = self.iterated(count, (self.taken(state), before))
+        state.update(around)
         self.put(state, arrays)
         for registers, kept in zip(self.remembered, values, strict=True):
             if not registers.stored:
@@ -90,6 +95,21 @@ class Repetition:
                     at = self.earlier(self.first + self.stride * (made - 1), n)
                     block = lowering.block(registers.node, state, at)
                     lowering.write(registers.node, Value(array, block.dims), state, block)
+
+    def elsewhere(self, node: Node) -> dict[tuple[Dim, int], Array]:
+        """What the loop reads of a node's store at other steps of the loops around than it writes, cut out before it
+        begins. XLA would copy all of the store in each iteration, where it is written after it was read: of iLQR, whose
+        steps read those of the iteration before, 4 KB fifty times."""
+        schedule, state, found = self.lowering.schedule, self.state, {}
+        stores = self.lowering.storage.stores
+        for (d, back), kept in self.lowering.iterated.elsewhere(node, self.tree, self.at, stores).items():
+            step = schedule.own_step(node, d, self.at[d.origin]) - back
+            slot = step % kept.size if isinstance(kept, Window) else step - kept.start
+            axis = [e for e, of in stores[node].dims.items() if not isinstance(of, Latest)].index(d)
+            found[d, back] = lax.dynamic_index_in_dim(
+                state[node], slot, axis, keepdims=False, allow_negative_indices=False
+            )
+        return found
 
     def without_the_rest(self, count: Any) -> Any:
         """How many iterations are left where the dim has stopped before the loop: those behind it are the last ones or,

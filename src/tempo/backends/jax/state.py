@@ -35,6 +35,14 @@ class Previous:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """The key under which a state has what a node's store has at other steps of loops around than those they are at: by
+    the node's dim and how many steps back, arrays without that dim. The innermost loop around does not change them."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
 class Recent:
     """The key under which a state has a block that was just put into a short circle, behind the steps before it."""
 
