@@ -12,8 +12,9 @@ import tempo as tp
 from tempo import optim
 from tempo.backends.jax import whole
 from tempo.runtime.executable import Executable
+from tempo.schedule import results
 from tempo.schedule.looptree import show
-from tempo.schedule.results import cut
+from tempo.schedule.results import Cuts
 
 backends = pytest.mark.parametrize("backend", ["numpy", "jax"])
 
@@ -358,9 +359,39 @@ def test_large_outputs_are_cut_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_outputs_are_cut_to_the_points_that_there_are() -> None:
     prog, T = doubling()
-    graph = prog.graph
-    array = np.arange(51)
-    assert cut(graph, {T: 6}, "x", (range(51),), array).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    cuts = Cuts(prog.graph, {"x": (range(51),)})
+    assert cuts({T: 6}, "x", np.arange(51)).tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("emits", [False, True])
+def test_which_points_there_are_is_found_once_for_every_number_of_steps(
+    emits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tp.Program("sums") as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        y = prog.recurrent("y", domain=t)
+        y[-1] = 0.0
+        y[t] = y[t - 1] + x
+        prog.stop(t, when=y > 4)
+        prog.output("y", y)
+        if emits:
+            prog.emit("twice", 2 * y)
+    run = prog.compile({T: 9})
+    asked = []
+    found = results.made
+    monkeypatch.setattr(results, "made", lambda *about: asked.append(about) or found(*about))
+    steps = [len(run(x=np.full(9, number)).y) for number in (1, 1, 3, 1, 3)]
+    assert steps == [6, 6, 3, 6, 3]
+    assert len(asked) == 2
+
+
+def test_numbers_of_steps_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MOST_KNOWN", 3)
+    prog, T = doubling()
+    cuts = Cuts(prog.graph, {"x": (range(51),)})
+    assert [len(cuts({T: steps}, "x", np.arange(51))) for steps in range(1, 9)] == list(range(2, 10))
+    assert len(cuts.known) <= 3
 
 
 @as_on_a_gpu

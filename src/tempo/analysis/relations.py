@@ -67,12 +67,16 @@ class Relations:
         result = {}
         for node in self.graph.nodes:
             if node.op is RECURRENT:
-                result[node] = self.points(defined(self.graph.cases[node]), node.domain).coalesce()
+                result[node] = self.defined_by_cases(node)
             else:
                 if node.domain not in boxes:
                     boxes[node.domain] = self.box(node.domain)
                 result[node] = boxes[node.domain]
         return result
+
+    def defined_by_cases(self, node: Node) -> Points:
+        """Where a recurrent tensor has a value."""
+        return self.points(defined(self.graph.cases[node]), node.domain).coalesce()
 
     def reads(self, node: Node) -> list[Read]:
         """Everything that a node reads, at all the points where it is defined."""

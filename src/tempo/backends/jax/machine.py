@@ -31,6 +31,7 @@ from tempo.errors import ProgramError
 from tempo.graph.node import Graph, Node
 from tempo.graph.structural import HOST, INPUT
 from tempo.schedule.loops import Schedule
+from tempo.schedule.results import Cuts
 from tempo.schedule.script import Script
 from tempo.schedule.storage import Apart, Storage, Store
 
@@ -92,6 +93,10 @@ class JaxMachine(Place):
                 compiled = compiler(traceable(self.lowering).lower(self.inputs))
         return Whole(self, compiled, self.source, self.lowering.limits, self.lowering.schedule.results)
 
+    @cached_property
+    def cuts(self) -> Cuts:
+        return Cuts(self.source, self.lowering.schedule.results)
+
     def start(self, inputs: Mapping[str, Array], kept: Mapping[Any, Any] | None) -> JaxWorker:
         """A run in parts, from the beginning or with what a checkpoint has kept."""
         return JaxWorker(self, inputs, kept)
@@ -104,8 +109,7 @@ class JaxMachine(Place):
 
     def cut(self, outputs: dict[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs at the points that there are when dims have stopped."""
-        schedule = self.lowering.schedule
-        return cut_all(self.source, self.lowering.limits, schedule.results, outputs, made)
+        return cut_all(self.cuts, self.lowering.limits, outputs, made)
 
     def programs(self) -> Programs:
         """The XLA programs and what they take."""

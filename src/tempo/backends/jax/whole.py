@@ -18,7 +18,7 @@ from tempo.backends.jax.place import Place
 from tempo.backends.jax.stages import NotKeptError, Recipe, Stages, Taken
 from tempo.backends.programs import Programs
 from tempo.graph.node import Graph
-from tempo.schedule.results import cut
+from tempo.schedule.results import Cuts
 
 Array = Any
 Steps = Mapping[str, tuple[range, ...]]
@@ -65,6 +65,7 @@ class Whole:
         self.source = source
         self.numbers = numbers
         self.steps = steps
+        self.cuts = Cuts(source, steps)
         self.otherwise = otherwise
         self.is_plain = not (place.wide or source.stops or isinstance(compiled, Stages))
         """Whether this is one program of types that JAX has in any case, with all of its steps: it runs without
@@ -92,7 +93,7 @@ class Whole:
         with self.place.settings():
             arrays = self.place.put(inputs)
             outputs, made = self.completed(lambda: self.compiled(arrays))
-            return cut_all(self.source, self.numbers, self.steps, outputs, made)
+            return cut_all(self.cuts, self.numbers, outputs, made)
 
     def completed(self, do: Callable[[], Any]) -> Any:
         """What a function gives; done again, if something is missing on disk."""
@@ -124,15 +125,15 @@ class Whole:
 
 
 def cut_all(
-    source: Graph, numbers: Mapping[Any, int], steps: Steps, outputs: Mapping[str, Array], made: Mapping[str, Array]
+    cuts: Cuts, numbers: Mapping[Any, int], outputs: Mapping[str, Array], made: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Outputs at the points that there are when dims have stopped, of those for all ``steps`` that there may be."""
+    """Outputs at the points that there are when dims have stopped, of those for all steps that there may be."""
     if not made:
         return dict(outputs)
     fetched = {name: array for name, array in outputs.items() if array.nbytes <= MOST_FETCHED}
     made, fetched = jax.device_get((dict(made), fetched))
     real = {**numbers, **{bound: int(made[bound.name]) for bound in numbers if bound.name in made}}
-    return {name: cut(source, real, name, steps[name], array) for name, array in (dict(outputs) | fetched).items()}
+    return {name: cuts(real, name, array) for name, array in (dict(outputs) | fetched).items()}
 
 
 def kept(
