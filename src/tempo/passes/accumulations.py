@@ -12,7 +12,7 @@ embedding: the rows of all steps are added into one table, and not those of each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 
 from tempo.analysis.causality import node_circles, remaining_circles
@@ -69,7 +69,7 @@ from tempo.symbolic import (
     minimum,
 )
 from tempo.symbolic.condition import And, AtLeastZero
-from tempo.symbolic.expr import Max, Min
+from tempo.symbolic.expr import Min
 from tempo.symbolic.grid import Grid
 from tempo.symbolic.implied import first_step, not_negative_where
 from tempo.symbolic.intervals import at_least, extremes
