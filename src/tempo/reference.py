@@ -22,6 +22,7 @@ from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point,
 from tempo.source import SourceLine, user_line
 from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction, constant
 from tempo.symbolic.intervals import decide
+from tempo.symbolic.regions import pinned
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
@@ -239,6 +240,10 @@ class Interpreter:
                     rest = item - c * d
                     if not any(isinstance(s, Dim) for s in rest.symbols()):
                         single[d] = c * (p - rest.evaluate(self.bounds))
+        # Nor where the condition says which step it is then (t == t').
+        for d, step in pinned(scatter.condition, producer.domain, {d: constant(step) for d, step in single.items()}):
+            if step.is_constant:
+                single[d] = step.constant
         ends = self.producer_ends(producer)
         spans = [self.candidates(single.get(d), *both) for d, both in zip(producer.domain, ends, strict=True)]
         for candidate in itertools.product(*spans):
