@@ -20,8 +20,9 @@ from tempo.graph.regions import ends
 from tempo.graph.structural import ACCUMULATE, HOST, HOST_RESULT, INPUT, RECURRENT
 from tempo.mistakes import Asked, Key, Point, cycle, negative_slice, show_point, undefined
 from tempo.source import SourceLine, user_line
-from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction
+from tempo.symbolic import Bound, Condition, Dim, Expr, Index, Slice, Symbol, conjunction, constant
 from tempo.symbolic.intervals import decide
+from tempo.symbolic.regions import pinned
 from tempo.tensor import RecurrentTensor
 
 Array = np.ndarray[Any, Any]
@@ -239,6 +240,10 @@ class Interpreter:
                     rest = item - c * d
                     if not any(isinstance(s, Dim) for s in rest.symbols()):
                         single[d] = c * (p - rest.evaluate(self.bounds))
+        # Nor where the condition says which step it is then (t == t').
+        for d, step in pinned(scatter.condition, producer.domain, {d: constant(step) for d, step in single.items()}):
+            if step.is_constant:
+                single[d] = step.constant
         both = zip(producer.domain, ends(producer, self.cases), strict=True)
         spans = [self.candidates(single.get(d), *steps) for d, steps in both]
         for candidate in itertools.product(*spans):

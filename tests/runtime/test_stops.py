@@ -263,6 +263,25 @@ def test_which_case_applies_may_be_known_when_a_step_is_made(limit: float, backe
     assert found.x == (7 if limit < 15 else 32)
 
 
+@backends
+@pytest.mark.parametrize("read", ["halves", "first"])
+def test_a_gradient_by_what_is_sometimes_here_may_decide_the_stop(read: str, backend: str) -> None:
+    """It is a sum over the steps at which it is here, of which there is one: all up to T were asked for."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        w = prog.recurrent("w", domain=t)
+        w[0] = prog.input("first")
+        seen = x[t // 2] if read == "halves" else tp.sin(x[0]) * w[tp.max(t - 1, 0)]
+        slope = tp.grad(tp.sin(w) * tp.square(seen), x)
+        w[t + 1] = w - 0.2 * tp.cos(w)
+        prog.stop(t, when=slope[0 : t + 1].sum() > w)
+        prog.output("slope", slope)
+        prog.output("last", w[T])
+    found = same_as_oracle(prog, {T: 8}, backend, x=np.linspace(0.1, 0.9, 8), first=0.7)
+    assert len(found.slope) < 8
+
+
 def training(kind: str) -> tuple[tp.Program, dict[Any, int]]:
     """A line is fitted until it fits."""
     with tp.Program(kind) as prog:

@@ -183,6 +183,34 @@ def test_products_of_inputs_are_computed_for_all_steps_at_once() -> None:
     """)
 
 
+def test_outer_products_are_made_where_they_are_added_up() -> None:
+    """Nothing is summed in them: of all steps they would only take more memory than what they are made of."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        k, v, q = (prog.input(name, (4,), t) for name in "kvq")
+        memory = prog.recurrent("memory", (4, 4), t)
+        memory[-1] = 0.0
+        memory[t] = 0.5 * memory[t - 1] + tp.outer(v, k)
+        read = memory @ q
+        prog.output("slope", tp.grad(tp.square(read).sum()[0:T].sum(), k))
+    data = np.arange(12, dtype="float32").reshape(3, 4)
+    run = compiled(prog, {T: 3}, k=data, v=data + 1, q=data - 2)
+    assert outline(run.schedule.trees, "einsum", "memory", "adjoint(memory)") == lines("""
+        at t = -1:
+            memory = recurrent() (case 1)
+        for t in 0 .. 2:
+            einsum_1 = einsum(v, k)
+            memory = recurrent() (case 2)
+        einsum_2 = einsum(memory, q)
+        for t in 2 .. 0, backwards:
+            einsum_3 = einsum(add_1, q)
+            adjoint(memory) = recurrent() (case 1)
+        at t = -1:
+            adjoint(memory) = recurrent() (case 1)
+        einsum_4 = einsum(v, adjoint(memory)[t + 1])
+    """)
+
+
 def test_training_is_a_loop_around_the_loops_over_time() -> None:
     with tp.Program("training") as prog:
         i, I = prog.dim("i")

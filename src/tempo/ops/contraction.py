@@ -67,6 +67,8 @@ def _reference(a: Array, b: Array, *, subscripts: str) -> Array:
 
 def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
     left, right, out = subscript_terms(subscripts)
+    if is_outer(subscripts):  # is fused with what reads it, even where XLA does not see that nothing is summed
+        return jx.np.multiply(*(_spread(jx, x.array, term, out) for x, term in ((a, left), (b, right))))
     # Where one operand is zero the other must only be finite. What other steps computed is taken to be; to mask it as
     # well would make a copy of it for every step that is computed at once.
     spare = b if b.settled else a if a.settled else None
@@ -82,6 +84,12 @@ def _jax(jx: Jx, a: Padded, b: Padded, *, subscripts: str) -> Any:
         precision=jx.lax.Precision.HIGHEST,
         preferred_element_type=a.dtype,
     )
+
+
+def _spread(jx: Jx, array: Any, term: str, out: str) -> Any:
+    """An operand with the axes of the result."""
+    turned = jx.np.transpose(array, sorted(range(len(term)), key=lambda n: out.index(term[n])))
+    return jx.np.expand_dims(turned, [n for n, letter in enumerate(out) if letter not in term])
 
 
 def _in_order(subscripts: str, letters: str) -> str:
@@ -107,6 +115,12 @@ def spare_letters(subscripts: str, count: int) -> list[str]:
 
 
 EINSUM = Primitive("einsum", _infer, _reference, _gradient, _jax, neutral=lambda dtype, **_: 0)
+
+
+def is_outer(subscripts: str) -> bool:
+    """Whether an einsum only multiplies, and sums over nothing."""
+    inputs, out = subscripts.split("->")
+    return set(inputs) - {","} <= set(out)
 
 
 def _contract(subscripts: str, operands: Sequence[RecurrentTensor]) -> RecurrentTensor:

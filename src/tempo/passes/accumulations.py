@@ -142,9 +142,10 @@ class _Part:
                 d, expr, divisible = found
                 self.solved[d] = expr
                 hits += [expr >= 0, expr < d.bound, divisible]
-        # What contributes at one step only is read at that step: D[0, j] = f(D[0, j - 1]) has no sum over rows.
-        for d, step in pinned(condition, [d for d in self.domain if d not in self.solved]):
-            if d not in self.solved:
+        # What contributes at one step only is read at that step: D[0, j] = f(D[0, j - 1]) has no sum over rows. So is
+        # what does at a step that the point determines, as in a gradient for the loss at the same step.
+        while found_steps := dict(pinned(condition, self.domain, self.solved)):
+            for d, step in found_steps.items():
                 self.solved[d] = step
                 hits += [step >= 0, step < d.bound]
         self.free: Domain = tuple(d for d in self.domain if d not in self.solved)

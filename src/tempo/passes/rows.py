@@ -14,7 +14,7 @@ from dataclasses import replace
 from tempo.analysis.causality import node_circles
 from tempo.graph.build import make
 from tempo.graph.node import Case, Edge, Graph, Node, dims_of
-from tempo.graph.structural import INPUT
+from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.ops.elementwise import COPY
 from tempo.passes.rewrite import with_cases
 from tempo.symbolic import Dim, Expr
@@ -24,13 +24,17 @@ def hand_rows_on(graph: Graph) -> Graph:
     """The graph with copies of rows that the recurrence they belong to reads in another iteration."""
     if graph.stops:  # the last step is then known only when it is there
         return graph
-    circle_of = {node: n for n, circle in enumerate(node_circles(graph)) for node in circle}
+    circles = node_circles(graph)
+    circle_of = {node: n for n, circle in enumerate(circles) for node in circle}
+    # Where Python runs the loop over steps, nothing is copied in it, and a row of its own is one more program to start.
+    by_python = {n for n, circle in enumerate(circles) if any(node.op is HOST for node in circle)}
     rows: dict[tuple[Node, tuple[tuple[Dim, Expr], ...]], Node] = {}
 
     def handed_on(node: Node, case: Case) -> Case:
         value = case.value
         within = node in circle_of and circle_of.get(value.node) == circle_of[node]
-        fixed = _fixed(value) if within and value.node.op is not INPUT else ()
+        is_row = value.node.op is not INPUT and not (value.node.op is RECURRENT and circle_of.get(node) in by_python)
+        fixed = _fixed(value) if within and is_row else ()
         if not fixed or not _is_in_another_iteration(node, value, fixed):
             return case
         key = value.node, fixed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST
+from tempo.ops.contraction import EINSUM, is_outer
 from tempo.passes.skew import HOISTED
 from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
 from tempo.symbolic import Dim
@@ -14,6 +15,12 @@ from tempo.symbolic import Dim
 # Operations that gain from being done for all steps of a loop at once, beside it: matrix products become larger ones,
 # random numbers are drawn in one go. Everything else is as fast inside the loop, where its results need no store.
 WORTH_HOISTING = {*HOISTED, "linear_recurrence"}
+
+
+def is_worth_hoisting(node: Node) -> bool:
+    """Whether a node gains from being computed for all steps at once. Products that are summed over nothing do not,
+    they only take more memory than their operands."""
+    return node.op.name in WORTH_HOISTING and not (node.op is EINSUM and is_outer(node.attributes["subscripts"]))
 
 
 @dataclass
@@ -51,7 +58,7 @@ def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, li
 def _only_there(nodes: Sequence[Node]) -> set[Node]:
     """Those of some nodes that are computed at their own steps and at no others: calls, and costly operations that have
     only one step of a loop's dim."""
-    return {node for node in nodes if node.op is HOST or (node.op.name in WORTH_HOISTING and _has_one_step(node))}
+    return {node for node in nodes if node.op is HOST or (is_worth_hoisting(node) and _has_one_step(node))}
 
 
 def _has_one_step(node: Node) -> bool:

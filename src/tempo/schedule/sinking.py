@@ -8,7 +8,7 @@ from tempo.analysis.causality import Distance
 from tempo.graph.node import Node
 from tempo.graph.structural import HOST, HOST_RESULT, INPUT
 from tempo.schedule.dependences import Dependence, allowed, by_consumer, by_producer
-from tempo.schedule.groups import WORTH_HOISTING, Group, same_kind
+from tempo.schedule.groups import Group, is_worth_hoisting, same_kind
 from tempo.symbolic import Dim
 
 # Values of all steps of a loop are kept up to this size so that others can be computed from them at once.
@@ -63,7 +63,7 @@ class Sinking:
             return None
         soon = group.family in self.along.get(node, ()) or node.op is HOST_RESULT
         largest = max((self.bytes_of(p) for p, _ in operands), default=0)
-        shrinks = node.op.name not in WORTH_HOISTING and any(self.spared(p, node) for p, _ in operands)
+        shrinks = not is_worth_hoisting(node) and any(self.spared(p, node) for p, _ in operands)
         return group if soon or shrinks or largest > KEEP_BYTES else None
 
     def loop_of_readers(self, unit: Group) -> Group | None:
@@ -109,13 +109,13 @@ class Sinking:
         outside of the loop, have the operand kept for all steps anyway."""
         after = [d.consumer for d in self.readers[operand] if self.unit_of[d.consumer].family is None]
         return self.smaller(node, operand) and all(
-            self.smaller(other, operand) and other.op.name not in WORTH_HOISTING for other in after
+            self.smaller(other, operand) and not is_worth_hoisting(other) for other in after
         )
 
     def may_move(self, unit: Group) -> bool:
         (node, *others) = unit.nodes
         large = self.bytes_of(node) > KEEP_BYTES
-        hoist = node.op in (INPUT, HOST) or (node.op.name in WORTH_HOISTING and not large)
+        hoist = node.op in (INPUT, HOST) or (is_worth_hoisting(node) and not large)
         return unit.family is None and not others and not hoist and not unit.tangled
 
     def kept_instead(self, node: Node, family: Dim) -> int:

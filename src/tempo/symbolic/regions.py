@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from tempo.errors import IndexExpressionError
 from tempo.symbolic.condition import (
@@ -19,7 +20,7 @@ from tempo.symbolic.condition import (
     disjunction,
     equal,
 )
-from tempo.symbolic.expr import Dim, Expr, constant
+from tempo.symbolic.expr import Dim, Expr, Symbol, constant
 from tempo.symbolic.intervals import at_least, extremes
 from tempo.symbolic.polyhedral import may_hold
 
@@ -38,15 +39,22 @@ def inverse(item: Expr, q: Dim, unsolved: set[Dim]) -> tuple[Dim, Expr, Conditio
     return dims[0], value // size, equal(value % size, 0)
 
 
-def pinned(condition: Condition, domain: Sequence[Dim]) -> Iterator[tuple[Dim, Expr]]:
-    """The dims that have one fixed step wherever a condition holds."""
+def pinned(
+    condition: Condition, domain: Sequence[Dim], known: Mapping[Symbol, Expr] = MappingProxyType({})
+) -> Iterator[tuple[Dim, Expr]]:
+    """The dims that have one fixed step wherever a condition holds, and that step; also those of which it is known
+    because other dims are ``known``."""
     for part in condition.parts if isinstance(condition, And) else (condition,):
         if isinstance(part, EqualsZero):
             for d in domain:
                 factor = dict(part.expr.terms).get(d, 0)
                 step = -factor * (part.expr - factor * d)
-                if factor in (1, -1) and not any(isinstance(s, Dim) for s in step.symbols()):
-                    yield d, step
+                if (
+                    factor in (1, -1)
+                    and d not in known
+                    and all(s in known for s in step.symbols() if isinstance(s, Dim))
+                ):
+                    yield d, step.substitute(known)
 
 
 def within(condition: Condition, domain: Sequence[Dim]) -> Condition:
