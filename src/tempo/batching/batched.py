@@ -361,9 +361,8 @@ class _Run:
         self.seconds["launch"] += time.perf_counter() - launching
 
     def fetch(self, values: Sequence[Value]) -> list[np.ndarray[Any, Any]]:
-        """Computed values. Where an index was out of range, this is an error, or those of some instances mean nothing:
-        these
-        are among the ``faults``."""
+        """Computed values. Where an index was out of range, this is an error, or those of some instances mean nothing,
+        which are then among the ``faults``."""
         start = time.perf_counter()
         rows = self.store.rows.of[[value.number for value in values]]
         statuses: Sequence[Any] = [runs[0].lanes.status for runs in self.unchecked.values()]
