@@ -12,7 +12,7 @@ from typing import Any
 
 import tempo as tp
 from tempo import rl
-from tempo.rl.algorithms.algorithm import expect_counts
+from tempo.rl.counts import expect_counts
 from tempo.rl.training.train import begins_anew
 
 ALGORITHMS = {

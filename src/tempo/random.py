@@ -100,11 +100,19 @@ def _reference(seed: Array, *, stream: int, point: tuple[int, ...], shape: tuple
 
 
 def _jax(jx: Jx, seed: Padded, *, stream: int, point: tuple[Any, ...], shape: tuple[int, ...], dtype: DType) -> Array:
-    # XLA would compute the key of a row again for each of its elements. Since 0.11, LLVM's vectoriser follows all paths
-    # through what is the same for a row, of which twenty rounds have a million: it never came back.
+    def kept(key: tuple[Array, Array]) -> tuple[Array, Array]:
+        # XLA would compute the key of a row again for each of its elements. Since 0.11, LLVM's vectoriser follows all
+        # paths through what is the same for a row, of which twenty rounds have a million: it never came back.
+        first, second = jx.lax.optimization_barrier(key)
+        # On a CPU, XLA fuses them all the same. LLVM then sees that element n of a row begins with a sum of n and the
+        # twenty terms of a key, and tries for seconds in which order to add these. The fourth power of an odd number
+        # is 1 more than a multiple of 16, which LLVM does not know: to it, the key is no sum, and what it is stays.
+        odd = first | np.uint32(1)
+        nothing = (odd * odd) * (odd * odd) & np.uint32(8)
+        return first ^ nothing, second ^ nothing
+
     point = tuple(map(jx.true, point))
-    generate = _traced_once(jx.jax)
-    return _random_bits(jx.np, seed.array, stream, point, shape, dtype, generate, jx.lax.optimization_barrier)
+    return _random_bits(jx.np, seed.array, stream, point, shape, dtype, _traced_once(jx.jax), kept)
 
 
 @functools.cache

@@ -406,3 +406,18 @@ def test_the_last_element_of_nothing():
     x = Padded(jnp.zeros((0,)), (0,))
     found = indexing.SLICE.jax(jx, x, starts=(Extent(lambda: jnp.int32(-1), -1),), sizes=(1,), steps=(1,))
     assert found.shape == (1,)
+
+
+def test_the_key_of_random_numbers_is_not_seen_to_be_a_sum() -> None:
+    """LLVM tries for seconds in which order to add its twenty terms and the positions of a row."""
+
+    def draw(seed: Any) -> Any:
+        padded = Padded(seed, seed.shape)
+        return tempo.random.RANDOM_BITS.jax(jx, padded, stream=1, point=(2,), shape=(4,), dtype=tempo.dtypes.uint32)
+
+    equations = jax.make_jaxpr(draw)(np.array([1, 2], np.uint32)).jaxpr.eqns
+    makers = {id(made): equation for equation in equations for made in equation.outvars}
+    (positions,) = (equation.outvars[0] for equation in equations if equation.primitive.name == "iota")
+    (first,) = (e for e in equations if e.primitive.name == "add" and any(x is positions for x in e.invars))
+    (key,) = (x for x in first.invars if x is not positions)
+    assert makers[id(key)].primitive.name == "xor"

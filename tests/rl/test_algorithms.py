@@ -278,3 +278,51 @@ def test_counts_are_one_or_more(make: Any, wrong: str) -> None:
     with pytest.raises(tp.errors.ProgramError) as error:
         make(rl.CartPole(), **{**dict.fromkeys(needed, 4), wrong: 0})
     assert str(error.value).splitlines()[::2] == [f"{wrong} is 0", f"  hint: {wrong} is an integer, 1 or more"]
+
+
+class Linear(nn.Module):
+    """A layer, and what is made of its result."""
+
+    def __init__(self, inputs: int, outputs: int, made: Any = lambda y: y) -> None:
+        self.layer = nn.Linear(inputs, outputs)
+        self.made = made
+
+    def __call__(self, observation: Any) -> Any:
+        return self.made(self.layer(observation))
+
+
+@pytest.mark.parametrize("make", [rl.reinforce, rl.a2c, rl.ppo])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"policy": Linear(4, 2)}, r"the policy gives a tensor of the shape \(2,\), not a distribution"),
+        ({"policy": Linear(4, 3, rl.Categorical)}, "the policy chooses among 3 actions, and the environment has 2"),
+        ({"policy": rl.Policy}, "the policy is <class .*Policy'>, not a module"),
+        ({"policy": rl.Policy(rl.Pendulum())}, r"observations of the shape \(4,\): .* for those of the shape \(3,\)"),
+        ({"critic": Linear(4, 1)}, r"the critic gives a tensor of the shape \(1,\), not a number"),
+        ({"critic": rl.CartPole()}, "the critic is .*CartPole.*, not a module"),
+    ],
+)
+def test_parts_that_do_not_fit(make: Any, parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.errors.TempoError, match=f"^{message}"):
+        make(rl.CartPole(), **parts, iterations=1, count=4, steps=4)
+
+
+@pytest.mark.parametrize("make", [rl.reinforce, rl.a2c, rl.ppo, rl.recurrent_ppo, rl.dqn])
+def test_copies_of_an_environment_are_as_many_as_the_algorithm_has(make: Any) -> None:
+    env = rl.Gymnasium("CartPole-v1", 2)
+    needed = ("iterations", "count") if make is rl.dqn else ON_POLICY
+    with pytest.raises(tp.errors.ProgramError, match=r"^there are 2 environments CartPole-v1, and count is 4\n"):
+        make(env, **dict.fromkeys(needed, 4))
+
+
+@pytest.mark.parametrize("make", [rl.reinforce, rl.a2c, rl.ppo])
+def test_an_entropy_that_counts_for_nothing_need_not_be_known(make: Any) -> None:
+    policy = Linear(3, 1, lambda y: rl.TanhNormal(y, tp.ones(1)))
+    algorithm = make(rl.Pendulum(), policy, iterations=1, count=2, steps=4, entropy_weight=0)
+    assert algorithm.program.evaluate(algorithm.bounds).outputs
+
+
+def test_the_sizes_of_hidden_layers() -> None:
+    with pytest.raises(tp.errors.ProgramError, match=r"^hidden is 64, not the sizes of layers"):
+        rl.Policy(rl.CartPole(), hidden=64)  # type: ignore[arg-type]

@@ -180,3 +180,20 @@ def test_choices_that_do_not_fit_the_logits() -> None:
     with tp.Program(), pytest.raises(tp.errors.ShapeError) as error:
         rl.MultiCategorical(tp.zeros(6), (2, 3))
     assert error.value.message == "MultiCategorical: 6 logits for choices of 2, 3"
+
+
+def test_half_precision() -> None:
+    """It has no number as large as the one that stands for infinity elsewhere."""
+    logits = np.array([[1, 2, -np.inf], [0, 0, 0]], np.float16)
+    with tp.Program("half") as prog:
+        x = prog.input("x", (2, 3), dtype="float16")
+        p, bits = rl.Categorical(x), rl.Bernoulli(x)
+        prog.output("entropy", p.entropy())
+        prog.output("gradient", tp.grad(tp.sum(p.entropy()), x))
+        prog.output("kl", rl.kl(p, p))
+        prog.output("bits", bits.entropy())
+    found = prog.evaluate(x=logits)
+    np.testing.assert_allclose(found.entropy, [0.5822, np.log(3)], atol=2e-3)
+    np.testing.assert_allclose(found.bits, [0.5822 + 0.3653, 3 * np.log(2)], atol=4e-3)
+    assert not found.kl.any()
+    assert np.isfinite(found.gradient).all()

@@ -408,6 +408,47 @@ def test_an_environment_that_there_is_not():
         rl.Gymnasium("NoSuch-v1", 2)
 
 
+def test_an_environment_of_ones_own_is_made_by_its_class_or_a_function() -> None:
+    for kind in (Switches, lambda: Switches()):
+        env = rl.Gymnasium(kind, 2, seed=0)
+        assert env.action == rl.MultiDiscrete((2, 2))
+        assert env.copies(3).count == 3
+    algorithm = rl.ppo(rl.Gymnasium(Parts, 2, seed=0), iterations=1, count=2, steps=4, minibatches=1, epochs=1)
+    trained = rl.train(algorithm, backend="numpy")
+    evaluation = rl.evaluate(algorithm.policy, trained.parameters, algorithm.env, 3, backend="numpy")
+    assert evaluation.lengths.tolist() == [3, 3, 3]
+    with pytest.raises(tp.errors.ProgramError, match=r"(?s)cannot make '.*give the class of your environment"):
+        rl.Gymnasium(Switches(), 2)
+    with pytest.raises(tp.errors.ProgramError, match="count is 0"):
+        rl.Gymnasium("CartPole-v1", 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "action", "message"),
+    [
+        (rl.CartPole(), 0.5, r"float32 of the shape \(\); .*Discrete\(count=2\), are integers of the shape \(\)"),
+        (rl.CartPole(), [1], r"int32 of the shape \(1,\); .*are integers of the shape \(\)"),
+        (rl.Pendulum(), 1.0, r"float32 of the shape \(\); .*are numbers of the shape \(1,\)"),
+        (rl.Pendulum(), [1.0, 2.0], r"float32 of the shape \(2,\); .*are numbers of the shape \(1,\)"),
+    ],
+)
+def test_actions_that_do_not_fit(env: rl.Environment, action: Any, message: str) -> None:
+    with tp.Program("actions") as prog:
+        t, _ = prog.dim("t")
+        with pytest.raises(tp.errors.ShapeError, match=f"^the actions are {message}"):
+            rl.Rollout(env, over=t).step(action)
+
+
+def test_actions_may_be_numbers_and_are_given_once() -> None:
+    with tp.Program("actions") as prog:
+        t, T = prog.dim("t")
+        play = rl.Rollout(rl.CartPole(), over=t)
+        prog.output("next", play.step(1).next_observation)
+        with pytest.raises(tp.errors.ProgramError, match="step was called a second time"):
+            play.step(1)
+    assert prog.evaluate({T: 2}).next.shape == (2, 4)
+
+
 class Counter(rl.Environment):
     """Counts, and says so in plain numbers."""
 

@@ -391,3 +391,12 @@ def test_evaluating_for_no_time(wrong: str) -> None:
     with pytest.raises(tp.errors.ProgramError) as error:
         rl.evaluate(rl.Policy(env), {}, env, **{wrong: 0})
     assert error.value.message == f"{wrong} is 0"
+
+
+def test_what_is_trained_and_evaluated_is_of_the_right_kind() -> None:
+    with pytest.raises(tp.errors.ProgramError, match=r"^<function ppo at .*> is no algorithm to train\n"):
+        rl.train(rl.ppo)  # type: ignore[arg-type]
+    env = rl.CartPole()
+    trained: Any = rl.Trained({}, [])
+    with pytest.raises(tp.errors.InputError, match=r"^the parameters are of the type Trained, not arrays by name\n"):
+        rl.evaluate(rl.Policy(env), trained, env, 2)

@@ -77,6 +77,27 @@ def test_a_step_of_an_environment_starts_one_program(monkeypatch: pytest.MonkeyP
     assert made.count("run") <= 3 * 4 + 2
 
 
+def test_programs_are_compiled_once() -> None:
+    """What the first iteration is given is placed as what later ones are given: JAX would compile both."""
+    with tp.Program("walk") as prog:
+        i, I = prog.dim("i")
+        t, T = prog.dim("t")
+        w = prog.state("w", tp.random.normal(()), over=i)
+        x = prog.recurrent("x", domain=(i, t))
+        x[i, 0] = 0.0
+        x[i, t + 1] = tp.host(lambda x: x + 1, tp.tanh(x + w), out=tp.spec(), sequence=(i, t))
+        prog.stop(i, when=x[i, T] > 1.5)
+        w.next = w + tp.mean(x[i, 0:T])
+        prog.output("w", w)
+    run = prog.compile({I: 4, T: 3}, plan=tp.Plan(blocks={"i": 1}))
+    assert len(run().w) > 2
+    parts = run._machine.parts
+    functions = [part.function.function for part in parts.compiled.values()]
+    functions += [joint.function for joint in parts.joints.values() if joint is not None]
+    functions += [call.function for call in parts.calls.calls.values()]
+    assert max(function._cache_size() for function in functions) == 1
+
+
 def test_a_run_is_saved_between_two_programs_that_are_one(tmp_path: Path) -> None:
     """At every position, also where the last part of an iteration waits for the next one."""
     prog, bounds = acting()

@@ -17,8 +17,8 @@ import tempo as tp
 Tensor = tp.RecurrentTensor
 Domain = tp.Dim | tuple[tp.Dim, ...] | None
 
-# Stands for infinite logits, so that 0 times one is 0.
-HUGE = 1e30
+# Stands for infinite logits, so that 0 times one is 0; a number that half precision has, too, stands for them there.
+HUGE, HALF_HUGE = 1e30, 3e4
 
 
 class Distribution(ABC):
@@ -72,7 +72,7 @@ class Categorical(Distribution):
 
     def _finite(self) -> Tensor:
         """Logits of -inf rule an action out; 0 times -inf would be nan."""
-        finite: Tensor = tp.maximum(self.logits, -HUGE)
+        finite: Tensor = tp.maximum(self.logits, -_huge(self.logits))
         return finite
 
 
@@ -110,7 +110,7 @@ class Bernoulli(Distribution):
     """n independent bits: ``logits`` of shape (..., n), actions of the same shape, bool or numbers 0 and 1."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits: Tensor = tp.clip(logits, -HUGE, HUGE)
+        self.logits: Tensor = tp.clip(logits, -_huge(logits), _huge(logits))
 
     def sample(self, domain: Domain = None) -> Tensor:
         return tp.random.bernoulli(tp.sigmoid(self.logits), domain=domain)
@@ -206,6 +206,10 @@ def kl(p: Any, q: Any) -> Tensor:
         raise _unknown(f"kl of {names} has no closed form", "use two distributions of the same kind")
     divergence: Tensor = p.kl(q)
     return divergence
+
+
+def _huge(logits: Tensor) -> float:
+    return HALF_HUGE if logits.dtype == tp.float16 else HUGE
 
 
 def _total(tensors: Sequence[Tensor]) -> Tensor:

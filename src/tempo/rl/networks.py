@@ -27,7 +27,7 @@ class Policy(nn.Module):
         self.shape = env.observation.shape
         self.action = env.action
         outputs = outputs_for(env.action)
-        self.net = _network([math.prod(self.shape), *hidden, outputs], activation, last_gain=0.01)
+        self.net = _network(math.prod(self.shape), hidden, outputs, activation, last_gain=0.01)
         self.log_std: Any = nn.Parameter((outputs,), nn.init.zeros) if isinstance(env.action, Box) else None
 
     def __call__(self, observation: Tensor) -> Distribution:
@@ -54,7 +54,7 @@ class Critic(nn.Module):
     def __init__(self, env: Any, hidden: Sequence[int] = (64, 64), activation: Callable[..., Tensor] = tp.tanh) -> None:
         expect_environment(env)
         self.shape = env.observation.shape
-        self.net = _network([math.prod(self.shape), *hidden, 1], activation, last_gain=1.0)
+        self.net = _network(math.prod(self.shape), hidden, 1, activation, last_gain=1.0)
 
     def __call__(self, observation: Tensor) -> Tensor:
         return tp.squeeze(self.net(flat(observation, self.shape)), -1)
@@ -78,7 +78,7 @@ class QNetwork(nn.Module):
             )
         self.shape = env.observation.shape
         self.count = env.action.count
-        self.net = _network([math.prod(self.shape), *hidden, self.count], activation, last_gain=1.0)
+        self.net = _network(math.prod(self.shape), hidden, self.count, activation, last_gain=1.0)
 
     def values(self, observation: Tensor) -> Tensor:
         """What each action is worth: shape (..., actions)."""
@@ -88,9 +88,17 @@ class QNetwork(nn.Module):
         return Categorical(self.values(observation))
 
 
-def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain: float) -> nn.MLP:
+def _network(
+    inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[..., Tensor], last_gain: float
+) -> nn.MLP:
     """Weights keep the size of what goes through, but for the last layer; nothing is preferred at first."""
-    net = nn.MLP(sizes, activation)
+    if not isinstance(hidden, Sequence):
+        raise tp.errors.ProgramError(
+            f"hidden is {hidden!r}, not the sizes of layers",
+            places=[("here", tp.errors.user_line())],
+            hint="hidden=(64, 64) are two layers of 64 numbers",
+        )
+    net = nn.MLP([inputs, *hidden, outputs], activation)
     for layer in net.layers:
         gain = last_gain if layer is net.layers[-1] else math.sqrt(2)
         layer.weight.init = nn.init.kaiming_uniform(gain)
@@ -101,4 +109,10 @@ def _network(sizes: Sequence[int], activation: Callable[..., Tensor], last_gain:
 def flat(observation: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """All axes of an observation as one."""
     leading = observation.shape[: observation.ndim - len(shape)]
+    if observation.shape != (*leading, *shape):
+        raise tp.errors.ShapeError(
+            f"observations of the shape {observation.shape}: the network is for those of the shape {shape}",
+            places=[("here", tp.errors.user_line())],
+            hint="make the network for the environment that it acts in, e.g. rl.Policy(env)",
+        )
     return observation.reshape((*leading, math.prod(shape))).astype(tp.float32)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.state import State
@@ -53,7 +54,10 @@ def zeros_maker(outlines: State) -> Prepared | None:
 
 @functools.lru_cache(maxsize=1024)
 def _zeros_maker(outlines: tuple[tuple[tuple[int, ...], Any], ...], device: Any) -> Prepared:
-    return Prepared(jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype in outlines]))
+    # Bound to the device, as all that is computed with inputs is: JAX would compile the programs that are given these
+    # zeros at first, and what was computed later, twice.
+    bound = SingleDeviceSharding(device)
+    return Prepared(jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype in outlines], out_shardings=bound))
 
 
 def grown(array: Array, room: tuple[int, ...]) -> Array:

@@ -51,7 +51,8 @@ class JaxWorker:
         """The last part of an iteration, if it is still to be computed, together with the first one of the next."""
         with machine.settings():
             self.state: State = self.parts.by_key(self.parts.load(machine.put(inputs)))
-            for key, value in (kept or {}).items():
+            counts = {bound: self.parts.initial(bound, None) for bound in self.lowering.schedule.open}
+            for key, value in {**counts, **(kept or {})}.items():
                 if not isinstance(key, Hosted):
                     self.state[key] = jax.device_put(value, machine.device)
 

@@ -12,7 +12,15 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
+from tempo.rl.algorithms.algorithm import (
+    Algorithm,
+    emit_episodes,
+    expect_distribution,
+    expect_parts,
+    expect_value,
+    weighted_entropy,
+)
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.networks import Critic, Policy
 from tempo.rl.returns import gae
@@ -40,6 +48,7 @@ def a2c(
     in every iteration; outputs are the parameters in the end, by name.
     """
     expect_counts(iterations=iterations, count=count, steps=steps)
+    expect_parts(env, count, policy=policy, critic=critic)
     policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("a2c") as prog:
         i, I = prog.dim("i")
@@ -51,14 +60,14 @@ def a2c(
 
         play = Rollout(env, over=(i, t), batch=b)
         seen = tp.stop_gradient(play.observation)
-        p = pi(seen)
+        p = expect_distribution(pi(seen), env)
         action = tp.stop_gradient(p.sample())
         made = play.step(action)
-        value = v(seen)
+        value = expect_value(v(seen))
         ahead = v(tp.stop_gradient(made.next_observation))
         advantage = tp.stop_gradient(gae(made.reward, value, ahead, made.terminated, made.truncated, t, gamma, lam))
         error = tp.square(advantage + tp.stop_gradient(value) - value)
-        loss = -p.log_prob(action) * advantage + value_weight * 0.5 * error - entropy_weight * p.entropy()
+        loss = -p.log_prob(action) * advantage + value_weight * 0.5 * error - weighted_entropy(entropy_weight, p)
         mean = tp.mean(loss[i, 0:B, 0:T])
 
         parameters: Any = prog.params

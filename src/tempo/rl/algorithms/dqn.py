@@ -12,7 +12,8 @@ from typing import Any
 
 import tempo as tp
 from tempo import optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
+from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_parts
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.networks import QNetwork
 
@@ -47,6 +48,7 @@ def dqn(
     ``loss``, ``episodes`` and ``episode_return`` in every iteration; outputs are the parameters in the end, by name.
     """
     expect_counts(iterations=iterations, count=count, replay=replay, batch=batch)
+    expect_parts(env, count, network=network)
     network = network or QNetwork(env)
     with tp.Program("dqn") as prog:
         i, I = prog.dim("i")

@@ -14,7 +14,15 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
+from tempo.rl.algorithms.algorithm import (
+    Algorithm,
+    emit_episodes,
+    expect_distribution,
+    expect_parts,
+    expect_value,
+    weighted_entropy,
+)
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.learner import Learner
 from tempo.rl.networks import Critic, Policy
@@ -73,6 +81,7 @@ def ppo(
             places=[("here", tp.errors.user_line())],
             hint="minibatches has to divide count * steps",
         )
+    expect_parts(env, count, policy=policy, critic=critic)
     policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("ppo") as prog:
         i, I = prog.dim("i")
@@ -87,7 +96,7 @@ def ppo(
         play = Rollout(env, over=(i, t), batch=b)
         known = Running(prog, "observation", env.observation.shape, i) if normalise_observations else None
         observed = play.observation if known is None else known.normalised(play.observation)
-        p = acting.policy(observed)
+        p = expect_distribution(acting.policy(observed), env)
         action = p.sample()
         made = play.step(action)
         led_to = made.next_observation if known is None else known.normalised(made.next_observation)
@@ -99,7 +108,7 @@ def ppo(
             returns = Running(prog, "return", (), i)
             returns.learn(so_far)
             reward = returns.scaled(reward)
-        value = acting.critic(observed)
+        value = expect_value(acting.critic(observed))
         ahead = acting.critic(led_to)
         advantage = gae(reward, value, ahead, made.terminated, made.truncated, t, gamma, lam)
 
@@ -135,7 +144,9 @@ def ppo(
         if clip_value:
             error = tp.maximum(error, tp.square(v_before + tp.clip(v - v_before, -clip, clip) - G))
         value_loss = 0.5 * tp.mean(whole(error))
-        loss = policy_loss + value_weight * value_loss - entropy_weight * tp.mean(whole(q.entropy()))
+        loss = (
+            policy_loss + value_weight * value_loss - weighted_entropy(entropy_weight, q, lambda x: tp.mean(whole(x)))
+        )
         gradients = optim.clip_by_global_norm(tp.grad(loss, learner.parameters), most_norm)
         left = 1 - i.value.astype(tp.float32) / iterations if anneal else 1.0
         learner.update(optim.Adam(rate * left, epsilon=1e-5), gradients)

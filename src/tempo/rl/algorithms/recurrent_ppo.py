@@ -11,7 +11,14 @@ from __future__ import annotations
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
+from tempo.rl.algorithms.algorithm import (
+    Algorithm,
+    emit_episodes,
+    expect_distribution,
+    expect_parts,
+    weighted_entropy,
+)
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.learner import Learner
 from tempo.rl.recurrent import RecurrentPolicy
@@ -59,6 +66,7 @@ def recurrent_ppo(
             places=[("here", tp.errors.user_line())],
             hint="a minibatch has all steps of some environments: minibatches has to divide count",
         )
+    expect_parts(env, count, policy=policy)
     policy = policy or RecurrentPolicy(env)
     with tp.Program("recurrent_ppo") as prog:
         i, I = prog.dim("i")
@@ -75,7 +83,7 @@ def recurrent_ppo(
         before = prog.recurrent("memory", (policy.size,), (i, b, t))
         before[i, b, 0] = start
         after = acting.advance(play.observation, before)
-        p = acting.policy(after)
+        p = expect_distribution(acting.policy(after), env)
         action = p.sample()
         made = play.step(action)
         ended = made.terminated | made.truncated
@@ -111,7 +119,7 @@ def recurrent_ppo(
         ratio = tp.exp(q.log_prob(minibatch(action)) - minibatch(p.log_prob(action)))
         gain = tp.minimum(ratio * A, tp.clip(ratio, 1 - clip, 1 + clip) * A)
         error = 0.5 * tp.square(v - G)
-        parts = value_weight * error - gain - entropy_weight * q.entropy()
+        parts = value_weight * error - gain - weighted_entropy(entropy_weight, q)
         loss = tp.mean(parts[i, e, m, 0:T])
         gradients = optim.clip_by_global_norm(tp.grad(loss, learner.parameters), most_norm)
         left = 1 - i.value.astype(tp.float32) / iterations if anneal else 1.0

@@ -12,7 +12,15 @@ from typing import Any
 
 import tempo as tp
 from tempo import nn, optim
-from tempo.rl.algorithms.algorithm import Algorithm, emit_episodes, expect_counts
+from tempo.rl.algorithms.algorithm import (
+    Algorithm,
+    emit_episodes,
+    expect_distribution,
+    expect_parts,
+    expect_value,
+    weighted_entropy,
+)
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.networks import Critic, Policy
 from tempo.rl.returns import discounted, n_step
@@ -37,6 +45,7 @@ def reinforce(
     every iteration; outputs are the parameters in the end, by name.
     """
     expect_counts(iterations=iterations, count=count, steps=steps)
+    expect_parts(env, count, policy=policy, critic=critic)
     policy, critic = policy or Policy(env), critic or Critic(env)
     with tp.Program("reinforce") as prog:
         i, I = prog.dim("i")
@@ -48,10 +57,10 @@ def reinforce(
 
         play = Rollout(env, over=(i, t), batch=b)
         seen = tp.stop_gradient(play.observation)
-        p = pi(seen)
+        p = expect_distribution(pi(seen), env)
         action = tp.stop_gradient(p.sample())
         made = play.step(action)
-        ahead = v(made.next_observation)
+        ahead = expect_value(v(made.next_observation))
 
         if n is None:
             G = discounted(made.reward, made.terminated, made.truncated, t, gamma, ahead)
@@ -59,7 +68,7 @@ def reinforce(
             G = n_step(made.reward, ahead, made.terminated, made.truncated, t, gamma, n)
         advantage = tp.stop_gradient(G) - v(seen)
         loss = -p.log_prob(action) * tp.stop_gradient(advantage) + 0.5 * tp.square(advantage)
-        mean = tp.mean((loss - entropy_weight * p.entropy())[i, 0:B, 0:T])
+        mean = tp.mean((loss - weighted_entropy(entropy_weight, p))[i, 0:B, 0:T])
         parameters: Any = prog.params
         optim.Adam(rate).update(parameters, tp.grad(mean, parameters))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import tempo as tp
+from tempo.rl.counts import expect_counts
 from tempo.rl.distributions import Domain
 from tempo.rl.environments.environment import Box, Discrete, Environment, MultiDiscrete
 from tempo.rl.environments.pieces import Piece, flattened, pieces_of
@@ -15,7 +17,8 @@ Tensor = tp.RecurrentTensor
 
 
 class Gymnasium:
-    """``count`` copies of the Gymnasium environment ``name``, stepped together by ``gymnasium.vector``.
+    """``count`` copies of the Gymnasium environment ``name``, stepped together by ``gymnasium.vector``. In place of a
+    name, a class of yours or a function may make them.
 
     To be given to ``rl.Rollout``, with a batch dim whose bound is ``count``. Every run of the program starts with a
     reset by ``seed``, so that runs repeat. Actions of numbers are clipped to what the environment takes, and rounded if
@@ -28,8 +31,10 @@ class Gymnasium:
     observation: tp.Spec
     action: Discrete | MultiDiscrete | Box
 
-    def __init__(self, name: str, count: int, seed: int | None = None, **options: Any) -> None:
-        self.name = name
+    def __init__(self, name: str | Callable[..., Any], count: int, seed: int | None = None, **options: Any) -> None:
+        expect_counts(count=count)
+        self.made_by = name
+        self.name = name if isinstance(name, str) else getattr(name, "__name__", str(name))
         self.count = count
         self.seed = seed
         self.options = dict(options)
@@ -39,16 +44,20 @@ class Gymnasium:
         # An environment that ends starts again in the same step, and says what it was last: no step is lost.
         same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
         mode = options.pop("vectorization_mode", "sync")
+        kind = gymnasium.envs.registration.EnvSpec("Own-v0", entry_point=name) if callable(name) else name
         try:
             self.envs = gymnasium.make_vec(
-                name, num_envs=count, vectorization_mode=mode, vector_kwargs=same_step, **options
+                kind, num_envs=count, vectorization_mode=mode, vector_kwargs=same_step, **options
             )
         except gymnasium.error.Error as error:
+            own = "give the class of your environment, or a function that makes one"
+            named = "gymnasium.pprint_registry() lists its environments; some need packages of their own"
             raise tp.errors.ProgramError(
-                f"Gymnasium cannot make '{name}': {error}",
+                f"Gymnasium cannot make '{self.name}': {error}",
                 places=[("here", tp.errors.user_line())],
-                hint="gymnasium.pprint_registry() lists its environments; some need packages of their own",
+                hint=named if isinstance(name, str) else own,
             ) from error
+        name = self.name
         seen, done = self.envs.single_observation_space, self.envs.single_action_space
         self._pieces: list[Piece] | None = None
         if isinstance(seen, gymnasium.spaces.Dict | gymnasium.spaces.Tuple | gymnasium.spaces.Discrete):
@@ -137,7 +146,7 @@ class Gymnasium:
 
     def copies(self, count: int, seed: int | None = None, **options: Any) -> Gymnasium:
         """So many other environments of the same kind."""
-        return Gymnasium(self.name, count, seed, **{**self.options, **options})
+        return Gymnasium(self.made_by, count, seed, **{**self.options, **options})
 
     def state(self) -> bytes:
         """What the environments remember, random numbers included, for ``restore``."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import tempo as tp
-from tempo.rl.environments.environment import Environment, EnvironmentState
+from tempo.rl.environments.environment import Box, Discrete, Environment, EnvironmentState
 from tempo.rl.environments.gymnasium import Gymnasium, expect_environment
 
 Tensor = tp.RecurrentTensor
@@ -54,6 +56,7 @@ class Rollout:
         self.batch = batch if isinstance(batch, tuple) else (batch,)
         self.name = name
         self._starts: dict[str, tp.State] = {}
+        self._stepped = False
         if len(self.over) not in (1, 2) or not all(isinstance(d, tp.Dim) for d in self.over):
             raise tp.errors.DomainError(
                 f"a rollout goes over iterations and steps, or steps alone, not over {', '.join(map(str, self.over))}",
@@ -72,6 +75,14 @@ class Rollout:
     def step(self, action: Tensor) -> Steps:
         """What comes of acting so at every step."""
         env = self.env
+        if self._stepped:
+            raise tp.errors.ProgramError(
+                "a rollout makes one step at every point: step was called a second time",
+                places=[("here", tp.errors.user_line())],
+                hint="its tensors go over all steps already; another rl.Rollout, with another name, acts beside it",
+            )
+        self._stepped = True
+        action = self._checked(action)
         if isinstance(env, Environment):
             after, seen, reward, terminated, truncated = env.step(self._state, action)
             ended = terminated | truncated
@@ -86,6 +97,24 @@ class Rollout:
         total = before + reward
         self._continue(before, tp.where(ended, 0.0, total).astype(reward.dtype))
         return Steps(reward, terminated, truncated, seen, total)
+
+    def _checked(self, given: Any) -> Tensor:
+        """An action, of the shape and kind that the environment takes."""
+        action: Tensor = given if isinstance(given, Tensor) else tp.constant(given, program=self.program)
+        wanted = self.env.action
+        counted = not isinstance(wanted, Box)
+        shape = (
+            () if isinstance(wanted, Discrete) else wanted.shape if isinstance(wanted, Box) else (len(wanted.counts),)
+        )
+        if action.shape != shape or (counted and not np.issubdtype(action.dtype, np.integer) and action.dtype != bool):
+            kind = "integers" if counted else "numbers"
+            raise tp.errors.ShapeError(
+                f"the actions are {action.dtype.name} of the shape {action.shape}; "
+                f"those of the environment, {wanted}, are {kind} of the shape {shape}",
+                places=[("here", tp.errors.user_line())],
+                hint="rl.Policy(env) gives a distribution over the actions that an environment takes",
+            )
+        return action
 
     def _carried(self, name: str, first: Any) -> Tensor:
         """A tensor that is ``first`` at the first step of all, and goes on from iteration to iteration."""

@@ -11,7 +11,7 @@ import numpy as np
 
 import tempo as tp
 from tempo import nn
-from tempo.rl.algorithms.algorithm import expect_counts
+from tempo.rl.counts import expect_counts
 from tempo.rl.environments import Environment, Gymnasium, Rollout
 from tempo.rl.environments.gymnasium import expect_environment
 from tempo.rl.recurrent import RecurrentPolicy
@@ -120,6 +120,12 @@ def _episodes(
         prog.stop(t, when=tp.all((~going_on[b, t + 1])[0:B]))
         prog.output("returns", total[b, T])
         prog.output("lengths", length[b, T])
+    if not isinstance(parameters, Mapping):
+        raise tp.errors.InputError(
+            f"the parameters are of the type {type(parameters).__name__}, not arrays by name",
+            places=[("here", tp.errors.user_line())],
+            hint="trained = rl.train(...) has them as trained.parameters",
+        )
     needed = {f"policy.{name}" for name in policy.parameters()}
     missing = sorted(needed - set(parameters))
     if missing:

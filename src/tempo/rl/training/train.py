@@ -57,6 +57,12 @@ def train(
     ``progress`` shows how it goes on stderr. Without a ``plan``, a CPU makes iterations one by one, in little memory
     (``tp.Plan(blocks={"i": 1})``), and a GPU as many at once as fit.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise tp.errors.ProgramError(
+            f"{algorithm!r} is no algorithm to train",
+            places=[("here", tp.errors.user_line())],
+            hint="give what e.g. rl.ppo(env, iterations=100, count=8, steps=128) makes, or an rl.Algorithm of your own",
+        )
     if every < 1:
         raise tp.errors.ProgramError(
             f"a checkpoint every {every} iterations",
