@@ -92,6 +92,17 @@ def test_indices_that_are_out_of_range(run: Any, along: bool) -> None:
             run(prog, {T: 3}, **inputs)
 
 
+@pytest.mark.parametrize("run", ["evaluate", "numpy"])
+def test_indices_that_are_out_of_range_in_a_program_without_dims(run: str) -> None:
+    with tp.Program() as prog:
+        prog.output("y", prog.input("x", shape=(3,)).take(prog.input("i", dtype="int32")))
+    with pytest.raises(InputError, match="index 9 is out of range for axis 0 of size 3"):
+        if run == "evaluate":
+            prog.evaluate({}, x=[1, 2, 3], i=9)
+        else:
+            prog.compile({}, backend="numpy")(x=[1, 2, 3], i=9)
+
+
 class WaitsForAGradient:
     """Like a tensor of PyTorch that requires one."""
 
