@@ -6,6 +6,8 @@ import copy
 import pickle
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -92,6 +94,17 @@ def test_indices_that_are_out_of_range(run: Any, along: bool) -> None:
             run(prog, {T: 3}, **inputs)
 
 
+@pytest.mark.parametrize("run", ["evaluate", "numpy"])
+def test_indices_that_are_out_of_range_in_a_program_without_dims(run: str) -> None:
+    with tp.Program() as prog:
+        prog.output("y", prog.input("x", shape=(3,)).take(prog.input("i", dtype="int32")))
+    with pytest.raises(InputError, match="index 9 is out of range for axis 0 of size 3"):
+        if run == "evaluate":
+            prog.evaluate({}, x=[1, 2, 3], i=9)
+        else:
+            prog.compile({}, backend="numpy")(x=[1, 2, 3], i=9)
+
+
 class WaitsForAGradient:
     """Like a tensor of PyTorch that requires one."""
 
@@ -106,6 +119,33 @@ def test_what_cannot_become_an_array(run: Any) -> None:
     assert caught.value.message == "input 'x' has type WaitsForAGradient, which does not convert to float32"
     with tp.Program(), pytest.raises(tp.errors.DtypeError, match="of type WaitsForAGradient cannot become a tensor"):
         tp.constant(WaitsForAGradient())
+
+
+def test_what_is_no_array_is_told_why(run: Any) -> None:
+    prog, T = double()
+    deleted = jnp.ones(2)
+    deleted.delete()
+    for wrong, reason in ((WaitsForAGradient(), "Can't call numpy"), (deleted, "Array has been deleted")):
+        with pytest.raises(InputError) as caught:
+            run(prog, {T: 2}, x=wrong)
+        assert f"then the shape. This is none: {reason}" in caught.value.hint
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_a_compiled_program_is_not_called_within_a_transformation(transform: Any) -> None:
+    prog, T = double()
+    run = prog.compile({T: 2})
+    with pytest.raises(InputError) as caught:
+        transform(lambda x: run(x=[x, x]).y.sum())(jnp.ones((2,) if transform is jax.vmap else ()))
+    with pytest.raises(InputError) as caught:
+        transform(lambda x: run(x=x).y.sum())(jnp.ones((3, 2) if transform is jax.vmap else 2))
+    assert caught.value.message.startswith("a compiled program was given a traced value")
+    assert run(x=[1, 2]).y.tolist() == [2, 4]
+
+
+def test_a_call_without_results_gives_nothing() -> None:
+    with tp.Program() as prog, pytest.raises(tp.errors.DtypeError, match="of type NoneType cannot become a tensor"):
+        prog.output("y", tp.host(print, prog.input("x")))
 
 
 def test_results_are_copied_and_asked() -> None:

@@ -211,7 +211,7 @@ def _check_input(
 ) -> Any:
     if adopted is not None and adopted.dtype == node.dtype and adopted.shape == expected:
         return adopted
-    array = _as_array(value if adopted is None else adopted)
+    array, why = _as_array(value if adopted is None else adopted)
     if any(size < 0 for size in expected):
         problem = f"is declared with a negative size: shape {show_shape(node.shape)} = {show_shape(expected)}"
     elif array.dtype not in dtypes.ALL or not can_cast(array.dtype, node.dtype):
@@ -225,6 +225,8 @@ def _check_input(
         return array.astype(node.dtype, copy=copy and not isinstance(value, list | tuple))
     name = node.attributes["input"]
     wanted = f"give an array of {_wanted(node, bounds)}: one leading axis per dim, then the shape"
+    if why:
+        wanted += f". This is none: {why}"
     raise InputError(
         f"input '{name}' {problem}",
         places=[(name, node.source)],
@@ -232,14 +234,15 @@ def _check_input(
     )
 
 
-def _as_array(value: Any) -> Array:
-    """An array of what a user gave; of dtype object, which is refused, where it is none."""
+def _as_array(value: Any) -> tuple[Array, str]:
+    """An array of what a user gave; of dtype object, which is refused, where it is none, with the reason."""
     try:
-        return in_native_order(np.asarray(value))
+        return in_native_order(np.asarray(value)), ""
     except TempoError:
         raise
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths; a tensor that waits for a gradient
-        return np.empty((), object)
+    # Rows of different lengths; a tensor that waits for a gradient; an array that was deleted.
+    except (TypeError, ValueError, RuntimeError) as error:
+        return np.empty((), object), str(error).partition("\n")[0]
 
 
 def can_cast(source: dtypes.DType, target: dtypes.DType) -> bool:
@@ -315,7 +318,7 @@ def check_host_results(
         )
     arrays = []
     for n, (value, shape, (_, dtype)) in enumerate(zip(values, shapes, out, strict=True)):
-        array = _as_array(value)
+        array, _ = _as_array(value)
         which = f" as result {n}" if len(out) > 1 else ""
         wrong = misfit(array, dtype) if array.dtype in dtypes.ALL and can_cast(array.dtype, dtype) else value
         if wrong is not None or value is None:

@@ -291,6 +291,7 @@ MISTAKES = [
     (lambda x, b: b + b, DtypeError, "add: bool tensors have no arithmetic"),
     (lambda x, b: -b, DtypeError, "negative: bool tensors have no arithmetic"),
     (lambda x, b: x / False, DtypeError, "divide: False is a plain bool, the same at every step"),
+    (lambda x, b: x.astype(int) ** -1, DtypeError, "power: integers have no power of -1 (found int32)"),
     (lambda x, b: x & b, DtypeError, "logical_and: needs bool, found float32"),
     (lambda x, b: tp.where(x, x, x), DtypeError, "where: the condition must be bool, found float32"),
 ]
@@ -304,6 +305,37 @@ def test_mistakes(wrong, kind, message):
             wrong(x, b)
     assert str(caught.value).startswith(message)
     assert "test_elementwise.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["evaluate", "numpy", "jax"])
+def test_large_powers_of_integers_wrap_around(backend):
+    """Of an exponent JAX's own function looks at six bits."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype="int32")
+        prog.output("y", x ** tp.constant(97))
+        prog.output("z", (x.astype("uint8")) ** t.value.astype("uint8"))
+    given = np.array([-1, 0, 1, 2, 3, 31, 2**31 - 1, -(2**31)] * 20, np.int32)
+    result = (
+        prog.evaluate({T: 160}, x=given) if backend == "evaluate" else prog.compile({T: 160}, backend=backend)(x=given)
+    )
+    np.testing.assert_array_equal(result.y, given**97)
+    np.testing.assert_array_equal(result.z, given.astype(np.uint8) ** np.arange(160, dtype=np.uint8))
+
+
+def test_relu_hands_nan_on():
+    x = np.array([np.nan, -1.0, 0.0, 2.0])
+    np.testing.assert_array_equal(value(tp.relu, x), [np.nan, 0.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("dtype", [bfloat16, np.float16])
+def test_gelu_keeps_its_small_values_in_half_precision(dtype, approximate):
+    """Where the normal distribution function is small, one plus almost minus one would be nothing."""
+    x = np.linspace(-4, 0, 50).astype(dtype)
+    exact = x.astype(np.float64) * scipy.special.ndtr(x.astype(np.float64))
+    found = value(lambda x: tp.gelu(x, approximate), x).astype(np.float64)
+    np.testing.assert_allclose(found, exact, rtol=0.01, atol=5e-4 if approximate else 1e-6)
 
 
 def test_anything_to_the_power_of_zero_is_one():

@@ -161,6 +161,20 @@ def test_an_index_out_of_range_is_an_error(fn, wrong):
     assert "test_gathering.py" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("backend", ["evaluate", "numpy", "jax"])
+def test_indices_of_a_type_that_does_not_hold_the_size(backend, dtype):
+    x, i = numbers(300, dtype=np.float32), np.array([-1 if dtype == "int8" else 200, 3], dtype)
+    with tp.Program() as prog:
+        data, at = prog.input("x", shape=(300,)), prog.input("i", shape=(2,), dtype=dtype)
+        prog.output("taken", data.take(at))
+        prog.output("added", tp.scatter_add(data, at, 1.0))
+    result = prog.evaluate({}, x=x, i=i) if backend == "evaluate" else prog.compile({}, backend=backend)(x=x, i=i)
+    np.testing.assert_array_equal(result.taken, x[i])
+    x[i] += 1
+    np.testing.assert_array_equal(result.added, x)
+
+
 @pytest.mark.parametrize("dtype", [bfloat16, np.float16])
 def test_a_loop_reads_rows_in_half_precision_from_the_table_itself(dtype):
     """On a CPU, XLA would convert the whole table before the loop."""

@@ -52,7 +52,7 @@ class NumpyMachine:
         self.calls: dict[Node, tuple[Array, ...]] = {}
         self.stores = {node: np.zeros(s.shape, node.dtype) for node, s in storage.stores.items()}
         self.needed: set[tuple[Node, tuple[int, ...]]] = set()
-        self.needed_for: dict[Any, int] = {}
+        self.needed_for: dict[Any, int] | None = None  # the numbers that ``needed`` is for
 
     def is_needed(self, node: Node, point: tuple[int, ...]) -> bool:
         """Whether some result really needs a value, by the numbers of steps that are known so far."""

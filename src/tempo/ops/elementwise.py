@@ -101,6 +101,15 @@ def _wide_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
+def _integer_power_jax(jx: Jx, a: Any, b: Any) -> Any:
+    """Powers of integers, modulo 2 to the number of bits. JAX's own look at six bits of the exponent only."""
+    power = jx.np.ones_like(a)
+    for _ in range(8 * a.dtype.itemsize):
+        power = jx.np.where(b & 1 == 1, power * a, power)
+        a, b = a * a, b >> 1
+    return power
+
+
 # -- arithmetic ---------------------------------------------------------------------------------------
 
 ADD = _primitive("add", np.add, lambda g, out, a, b: (g, g))
@@ -134,7 +143,7 @@ POWER = _primitive(
         # a**b is flat in b at a == 0 (for b > 0), where log(a) is infinite.
         g * where(a == 0, 0, out * log(where(a == 0, 1, a))),
     ),
-    jax=_wide_jax(lambda jx, a, b: jx.np.power(a, b)),
+    jax=_wide_jax(lambda jx, a, b: jx.np.power(a, b) if dtypes.is_float(a.dtype) else _integer_power_jax(jx, a, b)),
 )
 MINIMUM = _primitive("minimum", np.minimum, lambda g, out, a, b: (g * _share(a, b, a < b), g * _share(a, b, b < a)))
 MAXIMUM = _primitive("maximum", np.maximum, lambda g, out, a, b: (g * _share(a, b, a > b), g * _share(a, b, b > a)))
@@ -316,6 +325,14 @@ def power(a: TensorLike, b: TensorLike) -> RecurrentTensor:
     if isinstance(b, int) and not isinstance(b, bool) and 1 <= b <= 3 and isinstance(a, RecurrentTensor):
         # Small integer powers are products: exact, and differentiable at 0 and below.
         return a if b == 1 else a * a if b == 2 else a * a * a
+    if isinstance(b, int | np.integer) and b < 0 and isinstance(a, RecurrentTensor | Expr):
+        base = as_tensor(a)
+        if dtypes.is_integer(base.dtype):
+            raise DtypeError(
+                f"power: integers have no power of {b} (found {base.dtype.name})",
+                places=places([base.edge]),
+                hint=f"write x ** {float(b)}, of which the result is float32",
+            )
     return _arithmetic(POWER, a, b)
 
 
@@ -464,9 +481,9 @@ def logaddexp(a: TensorLike, b: TensorLike) -> RecurrentTensor:
 
 
 def relu(x: TensorLike) -> RecurrentTensor:
-    """``x`` where it is positive, else 0; the derivative at 0 is 0."""
+    """``x`` where it is positive (or NaN), else 0; the derivative at 0 is 0."""
     tensor = as_tensor(x)
-    return where(tensor > 0, tensor, 0)
+    return where(tensor <= 0, 0, tensor)
 
 
 def softplus(x: TensorLike) -> RecurrentTensor:
@@ -483,9 +500,13 @@ def silu(x: TensorLike) -> RecurrentTensor:
 def gelu(x: TensorLike, approximate: bool = False) -> RecurrentTensor:
     """``x`` times the normal distribution function at ``x``, or the usual approximation of it by tanh."""
     tensor = to_float(as_tensor(x))
+    # In half precision nothing would be left of ``1 + erf`` where the latter is almost -1.
+    wide = astype(tensor, dtypes.accumulator_of(tensor.dtype))
     if approximate:
-        return tensor * (0.5 * (1 + tanh(math.sqrt(2 / math.pi) * (tensor + 0.044715 * tensor * tensor * tensor))))
-    return tensor * (0.5 * (1 + erf(tensor * (1 / math.sqrt(2)))))
+        inside = tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide))
+    else:
+        inside = erf(wide * (1 / math.sqrt(2)))
+    return astype(wide * (0.5 * (1 + inside)), tensor.dtype)
 
 
 def equal(a: TensorLike, b: TensorLike) -> Any:

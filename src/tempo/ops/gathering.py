@@ -34,10 +34,13 @@ def _infer_scatter(x: Edge, indices: Edge, updates: Edge, *, axis: int) -> tuple
 
 def _in_range(indices: Array, size: int, axis: int) -> Array:
     """Indices from 0; negative ones count from the end, as in NumPy."""
-    wrong = (indices < -size) | (indices >= size)
+    # Integers of few bits, which need not hold the size, are compared and added to as wider ones.
+    end = np.int64(size)
+    wrong = (indices < -end) | (indices >= end)
     if wrong.any():
         raise IndexError(f"index {indices[wrong].ravel()[0]} is out of range for axis {axis} of size {size}")
-    return np.where(indices < 0, indices + size, indices).astype(np.int64)
+    found = indices.astype(np.int64)
+    return np.where(found < 0, found + size, found)
 
 
 def _take(x: Array, indices: Array, *, axis: int) -> Array:

@@ -50,7 +50,7 @@ def declared(op: str, function: Any, out: Spec | Sequence[Spec]) -> tuple[Spec, 
 def host(
     function: Callable[..., Any],
     *arguments: TensorLike,
-    out: Spec | Sequence[Spec] = (),
+    out: Spec | Sequence[Spec] | None = None,
     sequence: Domain | Dim = (),
     batch: Domain | Dim = (),
 ) -> Any:
@@ -58,10 +58,10 @@ def host(
 
     Calls are made in the lexicographic order of ``sequence``, one for all points of ``batch`` at once: arguments
     that vary over batch dims, and all results, have those dims as leading axes. ``out`` declares the results with
-    ``tp.spec(shape, dtype)``: one spec gives one tensor, a list of specs a tuple of tensors, none an effect only.
+    ``tp.spec(shape, dtype)``: one spec gives one tensor, a list of specs a tuple of tensors, None no tensor.
     """
     here = user_line()
-    specs = declared("host", function, out)
+    specs = declared("host", function, () if out is None else out)
     program = common_program([a for a in arguments if isinstance(a, RecurrentTensor)])
     tensors = [as_tensor(a, program) for a in arguments]
     ordered, together = program.as_domain(sequence), program.as_domain(batch)
@@ -109,4 +109,4 @@ def host(
         )
         for n, (shape, dtype) in enumerate(specs)
     )
-    return results[0] if isinstance(out, Spec) else results
+    return None if out is None else results[0] if isinstance(out, Spec) else results

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tempo.backends.jax import jitted, transfer
+from tempo.errors import InputError
+from tempo.source import user_line
 
 Array = Any
 
@@ -64,8 +66,14 @@ class Place:
     def adopt(self, value: Any) -> Array | None:
         """The array of another library, or of JAX, without a detour over NumPy; many of NumPy's, as one on the device,
         if that is faster than to stack them first. None for anything else."""
+        if isinstance(value, jax.core.Tracer):
+            raise InputError(
+                "a compiled program was given a traced value: it is called within jax.jit, jax.grad or jax.vmap",
+                places=[("here", user_line())],
+                hint="call it outside of them: tp.grad gives gradients, a dim many instances at once",
+            )
         if isinstance(value, jax.Array):
-            return value
+            return None if value.is_deleted() else value
         if isinstance(value, list | tuple):
             return None if self.offloaded else transfer.put_listed(value, self.device)
         if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):

@@ -84,6 +84,10 @@ class Whole:
             outputs: dict[str, Array] = self.compiled(inputs)[0]
         except (TypeError, ValueError):  # of another shape or dtype, on another device
             return None
+        except RuntimeError:
+            if any(array.is_deleted() for array in inputs.values()):
+                return None
+            raise
         return outputs
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
