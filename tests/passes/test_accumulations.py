@@ -393,6 +393,30 @@ def test_what_few_steps_add_takes_no_pairs_of_steps(write: Any, in_a_loop: bool)
     assert max(store.bytes for store in stores) <= 8 * 1024 * 1024
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda t, s, T, S: (tp.max(t - s, 0), tp.min(s + t, S - 1)),
+        lambda t, s, T, S: (tp.min(t + s, T - 1), tp.max(s - t, 0)),
+        lambda t, s, T, S: (tp.max(t - s, 0), tp.min(t // 2, S - 1)),
+        lambda t, s, T, S: (tp.max(t - 2 * s, 0), tp.max(tp.min(s - t, S - 1), 0)),
+        lambda t, s, T, S: (t, tp.max(tp.min(s - 2 * t, S - 1), 0)),
+    ],
+)
+def test_a_read_whose_places_share_dims_is_seen_from_the_point(where: Any) -> None:
+    """Each place undid what the one before had been made, without end."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=(t, s), dtype=tp.float64)
+        prog.output("g", tp.grad(x[where(t, s, T, S)], x))
+    graph = resolved(prog)
+    inputs: Any = {"x": np.random.default_rng(0).normal(size=(5, 4))}
+    expected = prog.evaluate({T: 5, S: 4}, **inputs).g
+    np.testing.assert_allclose(evaluate(graph, {T: 5, S: 4}, inputs).g, expected, rtol=1e-9)
+    np.testing.assert_allclose(prog.compile({T: 5, S: 4})(**inputs).g, expected, rtol=1e-9)
+
+
 def test_what_is_made_of_a_product_by_linear_operations_is_made_of_the_sum() -> None:
     with tp.Program() as prog:
         b, B = prog.dim("b")

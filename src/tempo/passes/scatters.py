@@ -58,10 +58,12 @@ def seen_from(target: Node, scatter: Scatter, done: Rebuilt, together: bool) -> 
         inside = dims_of(item.symbols())
         if isinstance(item, Slice) or len(inside) < 2:
             continue
-        # Not any for which values or other points have another size or place.
+        # Not any for which values or other points have another size or place, nor one of which another place is a dim
+        # of its own already: it would be two again, and so on without end.
         others = [*scatter.index[:n], *scatter.index[n + 1 :]]
-        sized = shape_symbols(producer.shape).union(*(other.symbols() for other in others if isinstance(other, Slice)))
-        found = [d for d in inside if _is_unit(d, item) and d not in sized]
+        settled = [other for other in others if isinstance(other, Slice) or len(dims_of(other.symbols())) < 2]
+        taken = shape_symbols(producer.shape).union(*(other.symbols() for other in settled))
+        found = [d for d in inside if _is_unit(d, item) and d not in taken]
         own = [*(d for d in found if d.origin is q.origin), *(d for d in found if d.bound == q.bound), *found]
         if not own:
             continue
