@@ -372,3 +372,21 @@ def test_every_size_of_a_block_gives_the_same(program: Callable[[], Built], back
     prog, T, inputs = program()
     for size in range(1, 7):
         blocked(prog, {T: 5}, size, backend, **inputs)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_loop_in_blocks_of_one_is_not_cut_for_what_its_last_step_needs_not(backend: str) -> None:
+    """What leads to the next step is not needed at the last one; that is not worth another copy of the loop."""
+    with tp.Program("acting") as prog:
+        t, T = prog.dim("t")
+        x = prog.recurrent("x", domain=t)
+        y = x
+        for _ in range(6):
+            y = tp.tanh(y) + 0.1
+        x[0] = 0.0
+        x[t > 0] = (y * tp.exp(tp.random.normal((), t)))[t - 1]
+        prog.output("y", y)
+        prog.emit("z", y + x)
+    run = blocked(prog, {T: 9}, 1, backend)
+    loops = run.loop_tree().splitlines()
+    assert [line for line in loops if line.startswith(("for", "at"))] == ["for t in 0 .. 8:"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tempo.graph.node import Node
@@ -37,14 +37,17 @@ class Group:
     """Steps of the dim that are computed at once where its steps are made in blocks, 0 where they are not."""
 
 
-def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, list[Node]]]:
-    """Join neighbouring ranges unless one has much less to do: a copy of a large loop body is not worth it."""
+def merged(
+    pieces: list[tuple[int, int, list[Node]]], folded: Container[Node] = ()
+) -> list[tuple[int, int, list[Node]]]:
+    """Join neighbouring ranges unless one has much less to do: a copy of a large loop body is not worth it. What is
+    ``folded`` is computed at its own steps only."""
     result: list[tuple[int, int, list[Node]]] = []
     for start, stop, active in pieces:
         if result and result[-1][1] == start:
             before = result[-1][2]
             small, large = sorted((len(before), len(active)))
-            if _only_there(before) != _only_there(active):
+            if _only_there(before, folded) != _only_there(active, folded):
                 result.append((start, stop, active))
                 continue
             if set(before) == set(active) or small > max(8, large // 4):
@@ -55,10 +58,14 @@ def merged(pieces: list[tuple[int, int, list[Node]]]) -> list[tuple[int, int, li
     return result
 
 
-def _only_there(nodes: Sequence[Node]) -> set[Node]:
-    """Those of some nodes that are computed at their own steps and at no others: calls, and costly operations that have
-    only one step of a loop's dim."""
-    return {node for node in nodes if node.op is HOST or (is_worth_hoisting(node) and _has_one_step(node))}
+def _only_there(nodes: Sequence[Node], folded: Container[Node]) -> set[Node]:
+    """Those of some nodes that are computed at their own steps and at no others: calls, what is folded, and costly
+    operations that have only one step of a loop's dim."""
+
+    def is_costly(node: Node) -> bool:
+        return is_worth_hoisting(node) and _has_one_step(node)
+
+    return {node for node in nodes if node.op is HOST or node in folded or is_costly(node)}
 
 
 def _has_one_step(node: Node) -> bool:

@@ -98,6 +98,8 @@ class Segments:
                 near = max(stop for stop in stops[self.extents.shifts.get((node, family), 0)] if stop < high + block)
                 spans[node] = (first + (low - first) // block * block, near)
         pieces = _between({step for ends in spans.values() for step in ends}, spans)
+        if block == 1:
+            pieces = merged(pieces, {node for node in nodes if family in self.folds.get(node, {})})
         for start, stop, active in pieces:
             for node in active:
                 if family not in self.folds.get(node, {}):
