@@ -203,7 +203,10 @@ def uniform(
     high: TensorLike = 1.0,
     dtype: DTypeLike = "float32",
 ) -> RecurrentTensor:
-    """Uniform in ``[low, high)``. Draws differ over ``domain``, by default over the domain of low and high."""
+    """Uniform in ``[low, high)``, or ``high`` where it is rounded to that.
+
+    Draws differ over ``domain``, by default over the domain of low and high.
+    """
     unit = _unit(shape, _over(domain, low, high), dtype)
     if isinstance(low, int | float) and isinstance(high, int | float):
         return unit if (low, high) == (0, 1) else unit * (high - low) + low
@@ -223,9 +226,11 @@ def normal(
     Draws differ over ``domain``, by default over the domain of mean and std.
     """
     over = _over(domain, mean, std)
+    # Eight bits of bfloat16 would end at 3.3 standard deviations, and be 0 in one of 256 cases.
+    wide = dtypes.accumulator_of(dtypes.as_dtype(dtype))
     # 1 - u is in (0, 1], so the logarithm is finite.
-    radius = sqrt(-2.0 * log(1.0 - _unit(shape, over, dtype)))
-    standard = radius * cos(2 * math.pi * _unit(shape, over, dtype))
+    radius = sqrt(-2.0 * log(1.0 - _unit(shape, over, wide)))
+    standard = astype(radius * cos(2 * math.pi * _unit(shape, over, wide)), dtype)
     if isinstance(mean, int | float) and isinstance(std, int | float) and (mean, std) == (0, 1):
         return standard
     return standard * std + mean
@@ -235,7 +240,9 @@ def bernoulli(p: TensorLike = 0.5, shape: ShapeLike | None = None, domain: Steps
     """True with probability ``p``. The shape, and the domain over which draws differ, are those of ``p`` by default."""
     probability = as_tensor(p)
     size: Shape = probability.shape if shape is None else as_shape(shape)
-    return less(_unit(size, _over(domain, probability), dtypes.float_of(probability.dtype)), probability)
+    # In half precision, a probability of 0.001 would be one of 256 equally likely numbers.
+    wide = dtypes.accumulator_of(dtypes.float_of(probability.dtype))
+    return less(_unit(size, _over(domain, probability), wide), probability)
 
 
 def randint(

@@ -316,3 +316,16 @@ def test_stores_that_grow_from_piece_to_piece() -> None:
     # In NumPy they are as large as they get.
     alike = prog.compile({T: 32}, "numpy", plan=plan).storage
     assert min(alike.over_time()) > min(run.storage.over_time())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["sum", "max", "mean"])
+def test_ranges_that_are_masked_are_put_together_first(name: str, dtype: str) -> None:
+    """On a CPU, where XLA says the same."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t, dtype=dtype)
+        prog.output("y", getattr(tp, name)(x[0 : t + 1]))
+    run = prog.compile({T: 200}, device="cpu")
+    assert run.storage.peak == pytest.approx(sum(run._machine.memory().values()), rel=0.05)
+    assert run.storage.peak > 200 * 200 * 4

@@ -165,15 +165,40 @@ def test_blocks_of_dims_with_any_name(name: str) -> None:
     assert run(x=np.zeros((64, 8))).last == 512
 
 
-def test_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger budget would not help there."""
+@pytest.mark.parametrize(
+    ("gpu", "hint"),
+    [
+        (True, "or JAX more of the device, of which it takes 0.75: XLA_PYTHON_CLIENT_MEM_FRACTION"),
+        (False, "or memory=1212: without it, 0.75 of the machine's memory is the limit"),
+    ],
+)
+def test_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch, gpu: bool, hint: str) -> None:
+    """On a GPU a larger budget would not help."""
     monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: 100)
+    monkeypatch.setattr("tempo.runtime.executable.on_gpu", lambda *_: gpu)
     prog, dims = reinforce(5)
     with pytest.raises(tp.errors.BudgetError, match="does not fit into 100 bytes") as caught:
         prog.compile(bounds_of(dims, 400))
-    assert caught.value.hint == (
-        "give smaller bounds, or JAX more of the device, of which it takes 0.75: XLA_PYTHON_CLIENT_MEM_FRACTION"
-    )
+    assert caught.value.hint == f"give smaller bounds, {hint}"
+
+
+def test_what_a_machine_has_is_the_limit_on_its_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There is no host memory beside it. A container has less than the machine."""
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("tempo.runtime.executable.CONTAINER_LIMITS", (str(limit),))
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", domain=t)
+        prog.output("most", x[0 : t + 1].max())
+    for text, blocks in (("max", {}), ("1000000", {"t": 64})):
+        limit.write_text(text)
+        run = prog.compile({T: 2000}, device="cpu")
+        assert run.plan.blocks == blocks
+        assert not run.plan.host
+        assert run(x=np.arange(2000)).most.tolist() == list(range(2000))
+    limit.write_text("20000")
+    with pytest.raises(tp.errors.BudgetError, match=r"does not fit into 14\.6 KiB"):
+        prog.compile({T: 2000}, device="cpu")
 
 
 def features() -> tuple[tp.Program, Any, dict[str, Any]]:
@@ -305,14 +330,14 @@ def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
 def test_what_xla_takes_is_looked_at_where_stores_come_near_the_devices_memory(
     monkeypatch: pytest.MonkeyPatch, memory: int, looks: bool
 ) -> None:
-    """Without a promise, too: there is no more than that."""
+    """Without a promise, too: there is no more than that. (Of a program in parts, which are compiled as they run.)"""
     asked = []
     monkeypatch.setattr("tempo.runtime.executable.free_memory", lambda *_: memory)
     monkeypatch.setattr("tempo.backends.jax.machine.JaxMachine.taken", lambda *_: asked.append(True) or 0)
     with tp.Program() as prog:
         t, T = prog.dim("t")
         x = prog.input("x", 100, domain=t)
-        prog.output("y", tp.sin(x))
+        prog.emit("y", tp.sin(x))
     prog.compile({T: 100})
     assert bool(asked) == looks
 

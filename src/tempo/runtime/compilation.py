@@ -65,6 +65,11 @@ class Request:
     """Whether the budget is a promise to the user, and not just what the device has."""
 
     @property
+    def is_all_there_is(self) -> bool:
+        """Whether the budget is the machine's memory, beside which there is none for stores in host memory."""
+        return not (self.parallel or self.promised)
+
+    @property
     def left(self) -> int | None:
         """The bytes that the device has, if they are what decides."""
         return None if self.promised or self.goal == "smallest" else self.budget
@@ -120,9 +125,10 @@ class Compilation:
             unroll = worth_unrolling(request.source, self.graph, self.schedule, self.storage)
             if unroll:
                 planner = self.planned(replace(request.wanted, unroll=unroll))
-        # A device's own memory is no promise, but there is no more of it: XLA may take a few times what is planned.
+        # A device's own memory is no promise, but there is no more of it: XLA may take a few times what is planned, and
+        # what a single program takes is known before it runs in any case.
         near = request.budget is not None and self.storage.peak > request.budget // NEAR
-        if request.backend == "jax" and (request.promised or near):
+        if request.backend == "jax" and (request.promised or near or self.machine.compiles_at_once):
             self.fit(planner)
 
     @cached_property
@@ -197,6 +203,8 @@ class Compilation:
         rates = RATES["gpu" if parallel else "cpu"]
         if self.request.backend != "jax":
             rates = replace(rates, memory=replace(rates.memory, reads_blocks_beside=False, grows_stores=False))
+        if self.request.is_all_there_is:
+            rates = replace(rates, host=False)
         # What is in host memory is named in terms of what is computed again.
         first = replace(wanted, host=(), recompute=False) if wanted.recompute else wanted
         unrolled = wanted.unrolled(source)
@@ -262,9 +270,11 @@ class Compilation:
             self.peak = sys.maxsize
 
     def too_large(self, message: str, smallest: int) -> BudgetError:
-        """With a hint at what there is more of: the budget, or what JAX takes of a device."""
+        """With a hint at what there is more of: the budget, what JAX takes of a device, or what is left to others."""
         hint = f"give memory={smallest}, or smaller bounds"
-        if not self.request.promised:
+        if self.request.is_all_there_is:
+            hint = f"give smaller bounds, or memory={smallest}: without it, 0.75 of the machine's memory is the limit"
+        elif not self.request.promised:
             hint = (
                 "give smaller bounds, or JAX more of the device, of which it takes 0.75: XLA_PYTHON_CLIENT_MEM_FRACTION"
             )

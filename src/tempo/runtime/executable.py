@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 BACKENDS = ("jax", "numpy")
 
+# The part of a machine's memory that a program on its CPU may take, unless it is told. (Of a GPU's, JAX takes as much.)
+MACHINE_SHARE = 0.75
+
+# Where Linux says what a container may take, in either version of control groups.
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 
 class Executable(OneOfAKind):
     """A program compiled for given bounds. Call it with the inputs by name to get its outputs.
@@ -397,10 +403,24 @@ def on_gpu(backend: str, device: str | None) -> bool:
 
 
 def free_memory(backend: str, device: str | None) -> int | None:
-    """What a device has left, if it says so: a GPU does."""
+    """What a device has left, or for a CPU most of what the machine has; None where that is not known."""
     if backend != "jax":
         return None
     from tempo.backends.jax.machine import find_device
 
-    found = find_device(device).memory_stats()
-    return None if not found or "bytes_limit" not in found else int(found["bytes_limit"] - found["bytes_in_use"])
+    found = find_device(device)
+    if found.platform == "cpu":
+        return machine_memory()
+    left = found.memory_stats() or {}
+    return int(left["bytes_limit"] - left["bytes_in_use"]) if "bytes_limit" in left else None
+
+
+def machine_memory() -> int | None:
+    """What a program may take of the machine's memory, or of the part of it that a container may take."""
+    sizes = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # not on every system
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # without a limit, it is the word "max"
+            sizes.append(int(Path(limit).read_text()))
+    return int(MACHINE_SHARE * min(sizes)) if sizes else None

@@ -36,6 +36,8 @@ class Rates:
     iteration: float
     memory: Habits = HABITS["cpu"]
     """What XLA does with the device's memory."""
+    host: bool = True
+    """Whether there is memory beside the device's, for stores that do not fit into that."""
 
 
 # By their order of magnitude, and not measured each time, so that a program's plan is the same whenever it is compiled.

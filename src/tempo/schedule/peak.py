@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tempo import dtypes
 from tempo.graph.node import Edge, Graph, Node, Primitive, Shape, dims_of, shape_symbols
 from tempo.graph.structural import HOST, INPUT, RECURRENT
 from tempo.graph.traversal import producers
@@ -40,6 +41,8 @@ COSTLY |= {"sqrt", "tanh"}
 CHEAP = {p.name for m in (creation, elementwise, shaping) for p in vars(m).values() if isinstance(p, Primitive)}
 CHEAP = (CHEAP | {"slice"}) - COSTLY - {"concatenate", "constant"}
 REDUCTIONS = {"all", "any", "argmax", "argmin", "max", "min", "prod", "sum"}
+# Those that put a neutral element in place of padding. (The others look at positions.)
+MASKED = REDUCTIONS - {"argmax", "argmin"}
 # What computes its operands where it reads them. Matrix products and the like read from memory.
 FUSING = CHEAP | COSTLY | REDUCTIONS | {"linear_recurrence", "place", "recurrent"}
 # What may be written over an operand.
@@ -319,7 +322,21 @@ class _Walk:
         if node.op is ATTENTION:
             scores = self.scores(node, around)
             return scores, scores > 0
-        return self.padding(statement), node.op is EINSUM and _is_product(node)
+        return self.padding(statement) + self.masked(node, around), node.op is EINSUM and _is_product(node)
+
+    def masked(self, node: Node, around: Mapping[Dim, int]) -> int:
+        """A range of steps that differs in size from point to point is masked before it is reduced: where that is not
+        computed by its reader, the ranges of all points at once are there beside what they are read of."""
+        if self.habits.fuses_choices or not self.habits.reads_blocks_beside or node.op.name not in MASKED:
+            return 0
+        (edge,) = node.edges
+        if not dims_of(shape_symbols(edge.shape)) or not any(isinstance(item, Slice) for item in edge.index):
+            return 0
+        steps = {d: self.schedule.steps(node, d) for d in node.domain}
+        boxes = {**self.schedule.open, **{d: (start, stop - 1) for d, (start, stop) in steps.items()}}
+        points = math.prod(around.get(d.origin, stop - start) for d, (start, stop) in steps.items())
+        sizes = (extent(size, boxes, self.schedule.numbers) for size in edge.shape)
+        return points * math.prod(sizes) * dtypes.accumulator_of(edge.dtype).itemsize
 
     def scores(self, node: Node, around: Mapping[Dim, int]) -> int:
         """What attention takes at all points at once: all scores; or, where a kernel goes over them in tiles, whether

@@ -258,6 +258,8 @@ class Planner:
     def with_host(self, blocks: Mapping[str, int], budget: int) -> Planned | None:
         """A plan with these blocks that fits because stores are in host memory, the largest ones and no more than must
         be there."""
+        if not self.rates.host:
+            return None
         schedule, stores = self.on_device(replace(self.wanted, blocks={**blocks, **self.wanted.blocks}))
         everything = offload(self.graph, schedule, stores, self.names)
         movable = sorted((s for s in everything.stores.values() if s.host), key=lambda store: -store.bytes)

@@ -78,6 +78,11 @@ class JaxMachine(Place):
         with self.settings():
             self.parts = Parts(self.lowering, script)
 
+    @property
+    def compiles_at_once(self) -> bool:
+        """Whether all of it is one XLA program, compiled before anything runs."""
+        return self.runs_whole and len(stages(self.lowering.schedule.trees)) == 1
+
     @cached_property
     def whole(self) -> Whole | None:
         """The program without Python, if it needs none."""
