@@ -439,6 +439,47 @@ def test_actions_that_do_not_fit(env: rl.Environment, action: Any, message: str)
             rl.Rollout(env, over=t).step(action)
 
 
+class Boxed(Parts):
+    """Takes numbers of a shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.action_space = gymnasium.spaces.Box(-1, 1, shape)
+
+    def step(self, action: Any) -> Any:
+        assert np.shape(action) == self.action_space.shape
+        return super().step([0, 0])
+
+
+class Moved(rl.Environment):
+    """The sum of all that was done, in numbers of a shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(limit=5, dtype=tp.float32)
+        self.action = rl.Box(shape, -1, 1)
+        self.observation = tp.spec((1,))
+
+    def start(self, domain: Any) -> Any:
+        return tp.zeros(self.action.shape)
+
+    def observe(self, x: Any) -> Any:
+        return tp.sum(x).reshape((1,))
+
+    def dynamics(self, x: Any, action: Any) -> Any:
+        return x + action, -tp.abs(tp.sum(x)), False
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_actions_of_numbers_have_any_shape(shape: tuple[int, ...]) -> None:
+    for env in (Moved(shape), rl.Gymnasium(lambda: Boxed(shape), 2)):
+        with tp.Program("numbers") as prog:
+            b, B = prog.dim("b")
+            t, T = prog.dim("t")
+            play = rl.Rollout(env, over=t, batch=b)
+            action = rl.Policy(env, hidden=()).declare(prog)(play.observation).sample()
+            prog.output("reached", play.step(action).next_observation)
+        assert prog.evaluate({B: 2, T: 2}).reached.shape[:2] == (2, 2)
+
+
 def test_actions_may_be_numbers_and_are_given_once() -> None:
     with tp.Program("actions") as prog:
         t, T = prog.dim("t")

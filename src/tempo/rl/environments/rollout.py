@@ -9,6 +9,7 @@ Episodes that end start again by themselves, and go on from one iteration to the
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,13 +100,15 @@ class Rollout:
         return Steps(reward, terminated, truncated, seen, total)
 
     def _checked(self, given: Any) -> Tensor:
-        """An action, of the shape and kind that the environment takes."""
+        """An action of the shape and kind that the environment takes. Policies give numbers in one row."""
         action: Tensor = given if isinstance(given, Tensor) else tp.constant(given, program=self.program)
         wanted = self.env.action
         counted = not isinstance(wanted, Box)
         shape = (
             () if isinstance(wanted, Discrete) else wanted.shape if isinstance(wanted, Box) else (len(wanted.counts),)
         )
+        if isinstance(wanted, Box) and action.shape == (math.prod(shape),):
+            action = action.reshape(shape)
         if action.shape != shape or (counted and not np.issubdtype(action.dtype, np.integer) and action.dtype != bool):
             kind = "integers" if counted else "numbers"
             raise tp.errors.ShapeError(
