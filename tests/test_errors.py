@@ -121,6 +121,25 @@ def test_no_last_step() -> None:
         prog.evaluate({T: 3}, r=[1, 2, 3])
 
 
+def test_a_fixed_step_behind_a_stop() -> None:
+    with tp.Program("p") as prog:
+        t, T = prog.dim("t")
+        y = prog.recurrent("y", domain=(t,))
+        y[0] = 1.0
+        y[t] = 2 * y[t - 1]
+        prog.stop(t, when=y > 1)
+        prog.output("third", y[3])
+    with fails(
+        errors.DefinitionError,
+        "y[3] is needed by output 'third', but y is only defined for t = 0 ... T - 1 (T = 2)",
+        '  y: FILE: y = prog.recurrent("y", domain=(t,))',
+        "  case: FILE: y[0] = 1.0",
+        "  case: FILE: y[t] = 2 * y[t - 1]",
+        "  hint: there may be fewer steps: read y[tp.min(3, T - 1)]",
+    ):
+        prog.evaluate({T: 10})
+
+
 def test_a_hole_between_conditions() -> None:
     with tp.Program("p") as prog:
         t, T = prog.dim("t")

@@ -159,7 +159,10 @@ def _stay_inside(
     fixed = isinstance(item, Expr) and item.is_constant
     if fixed and p < 0:
         return f"negative steps do not count from the end: write {at(stop + p)}"
-    if node.op is RECURRENT and (fixed or any(k[0] is node for k in readers)):
+    circular = any(k[0] is node for k in readers)
+    if fixed and not below and not circular:
+        return f"there may be fewer steps: read {at(f'tp.min({p}, {stop - 1})')}"
+    if node.op is RECURRENT and (fixed or circular):
         end = f"first step: {at(max(p, 0))}" if below else f"last step: {at(stop - 1)}"
         return f"before the general case write one for the {end} = ..."
     if isinstance(item, Slice):

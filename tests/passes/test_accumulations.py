@@ -222,6 +222,31 @@ def test_of_a_grid_with_borders_the_weights_gradient_is_one_product() -> None:
     np.testing.assert_allclose(evaluate(graph, {I: 3, J: 4}, inputs).dW, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("used", ["weights", "table"])
+def test_what_is_used_at_some_steps_gets_one_product_of_these(used: str) -> None:
+    """There was a product, or a table, for every step, zero for most. Factors are finite at these steps only."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        x = prog.input("x", shape=3, domain=t)
+        W = prog.input("W", shape=(3, 3))
+        h = prog.recurrent("h", shape=3, domain=t)
+        h[-1] = 0.0
+        before = h[t - 1]
+        h[tp.equal(t % 3, 0)] = tp.tanh(W @ before + x) if used == "weights" else before * W.take(t.value % 2) + x
+        h[t] = before
+        prog.output("dW", tp.grad(tp.sum(h)[0:T].sum(), W))
+    graph = resolved(prog)
+    assert not any(
+        node.domain for node in nodes(graph, "einsum" if used == "weights" else "scatter_add") if len(node.shape) == 2
+    )
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    x[1] = np.inf
+    inputs = {"x": x, "W": np.eye(3)}
+    expected = prog.evaluate({T: 8}, **inputs).dW
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(evaluate(graph, {T: 8}, inputs).dW, expected, rtol=1e-5)
+
+
 def attention_in_training(window: int | None = None) -> tuple[tp.Program, Any, Any]:
     with tp.Program() as prog:
         i, I = prog.dim("i")

@@ -443,7 +443,8 @@ def test_what_a_loop_around_the_blocks_folds_in_stays_on_the_device() -> None:
 
 
 def test_what_another_iteration_of_a_loop_around_the_blocks_reads_stays_on_the_device() -> None:
-    """Found by a random program: the gradient at the last s of a t reads the first s of the next t."""
+    """Found by a random program: the gradient at the last s of a t reads the first s of the next t, unless the first
+    ones are made a tensor of their own."""
     with tp.Program("rows") as prog:
         t, T = prog.dim("t")
         s, S = prog.dim("s")
@@ -452,7 +453,7 @@ def test_what_another_iteration_of_a_loop_around_the_blocks_reads_stays_on_the_d
         w.next = w - 0.1 * tp.tanh(tp.grad(tp.square(w - x), w))
         prog.output("g", tp.grad(tp.square(w[T - 1, 0]), w))
     bounds, inputs = {T: 3, S: 4}, {"x": numbers(3, 4)}
-    run = Executable(prog.graph, bounds, plan=Plan({"s": 1}, host=("*",)))
+    run = Executable(prog.graph, bounds, plan=Plan({"s": 1}, host=("*",)), skip={"hand rows on"})
     hosted = {store.host for store in run.storage.stores.values()}
     assert len(hosted) > 1
     assert "adjoint(w)" not in hosted

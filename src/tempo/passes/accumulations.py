@@ -420,7 +420,7 @@ class _Part:
 
     def at_once(self) -> Edge | None:
         """The sum over free dims as one operation on the stacked operands of the producer, where it is such a one."""
-        if not self.free or self.mask or self.only_where is not TRUE or (self.spread and self.together):
+        if not self.free or self.mask or (self.spread and self.together):
             return None
         if self.fixed:
             value = self.sum_of(self.producer.node)
@@ -441,7 +441,7 @@ class _Part:
             parts = [self.sum_of_operand(edge, node) if edge.shape == node.shape else None for edge in node.edges]
             return None if None in parts else make(node.op, *filter(None, parts), source=self.source)
         if node.op in (MULTIPLY, DIVIDE):
-            return self.multiple(node)
+            return self.multiple(node) if self.only_where is TRUE else None
         if node.op not in (PLACE, RESHAPE, TRANSPOSE) or node.attributes.get("value", 0) != 0:
             return None
         (edge,) = node.edges
@@ -544,9 +544,14 @@ class _Part:
         return [(extremes(s.start, ranges)[0], extremes(s.stop, ranges)[1]) for _, s in self.spread]
 
     def stack(self, edge: Edge) -> tuple[Edge, Domain] | None:
-        """An operand read over the spans of the free dims, and the order of its new leading axes."""
+        """An operand read over the spans of the free dims, and the order of its new leading axes. It is zero where the
+        producer does not contribute, and where it need not be defined."""
         order: list[Dim] = []
         index: list[Expr | Slice] = []
+        if self.only_where is not TRUE:
+            if not set(self.free) <= set(edge.domain):
+                return None
+            edge = self.by_cases(self.only_where, with_domain(edge, COPY, self.domain), self.domain)
         if any(isinstance(item, Slice) for item in edge.index):
             edge = make(COPY, edge, source=self.source)
         for item in edge.index:

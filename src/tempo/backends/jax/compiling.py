@@ -13,6 +13,8 @@ kernel of our own, of halves that are made before: ``halves.py``.)
 A loop whose number of turns is known is started at once, for as long as it goes. Otherwise a GPU's host fetches after
 each turn whether there is another one, while the GPU waits, for 20 us or more; as a CUDA graph, the loop finds out by
 itself, in five.
+
+On a CPU, loops over small arrays are one kernel each (``small_loops.py``).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from tempo.backends.jax import pallas
 from tempo.backends.jax.replaced import is_exact, use_kernels
+from tempo.backends.jax.small_loops import make_kernels, unmake_kernels
 
 # A product is tall if one side is at least this long, and no other longer than that.
 TALL = 2**14
@@ -67,12 +70,25 @@ _PRODUCT = re.compile(
 
 def compile_lowered(lowered: Any, device: Any, once: bool = False) -> Any:
     """The XLA program of something lowered for a device, which may be what is done ``once``, before a loop."""
-    return lowered.compile(compiler_options=prepared(lowered, device, once))
+    return compile_prepared(lowered, prepared(lowered, device, once))
+
+
+def compile_prepared(lowered: Any, wanted: dict[str, Any] | None) -> Any:
+    """The XLA program of something lowered that is ``prepared``."""
+    try:
+        return lowered.compile(compiler_options=wanted)
+    except jax.errors.JaxRuntimeError:
+        # What can be a part of a kernel for a whole loop may be up to the release of XLA.
+        if not unmake_kernels(lowered.compiler_ir("stablehlo")):
+            raise
+        return lowered.compile(compiler_options=wanted)
 
 
 def prepared(lowered: Any, device: Any, once: bool = False) -> dict[str, Any] | None:
     """The options for something lowered for a device, in which it is noted what matrix units and our own kernels are
     used for."""
+    if device.platform == "cpu":
+        make_kernels(lowered.compiler_ir("stablehlo"))
     found = ONCE if once and is_quick(lowered, device) else options(lowered, device)
     if found is not ONCE and has_matrix_units(device):
         if pallas.IS_THERE and float(device.compute_capability) >= LEAST_FOR_KERNELS:

@@ -29,7 +29,7 @@ import jaxlib.version
 from jax._src.config import persistent_cache_min_compile_time_secs
 from jax.experimental import serialize_executable
 
-from tempo.backends.jax.compiling import prepared
+from tempo.backends.jax.compiling import compile_prepared, prepared
 from tempo.graph.fingerprint import digest
 from tempo.source import IMPORTED_AT
 
@@ -92,7 +92,7 @@ class Library:
             compiled = self.load(content)
         else:
             with _noticing_hits() as hits, persistent_cache_min_compile_time_secs(float("inf")):
-                compiled = lowered.compile(compiler_options=wanted)
+                compiled = compile_prepared(lowered, wanted)
             if hits:
                 return compiled
         self.made[id(compiled)] = Made(compiled, name, content is not None, time.perf_counter() - start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from jax import lax
 from tempo.backends.jax import apart, rows
 from tempo.backends.jax.padded import jx
 from tempo.backends.jax.reading import Value
+from tempo.backends.jax.small_loops import Found, as_function
 from tempo.backends.jax.state import UNSTORED, Computed, Elsewhere, Fresh, Previous, State
 from tempo.backends.jax.writing import has_room
 from tempo.graph.node import Node, dim_of, dims_of
@@ -136,16 +137,26 @@ class Repetition:
             k, (arrays, _) = carry
             return (k < count) & (self.first + k < arrays[position] + beyond)
 
-        found: tuple[Any, Carry] = lax.while_loop(
-            goes_on, lambda c: (c[0] + 1, self.several(*c, 1)), (jnp.int32(0), start)
-        )
-        return found
+        def iterate(start: Carry) -> tuple[Any, Carry]:
+            found: tuple[Any, Carry] = lax.while_loop(
+                goes_on, lambda c: (c[0] + 1, self.several(*c, 1)), (jnp.int32(0), start)
+            )
+            return found
+
+        return self.called(iterate, start)
+
+    def called(self, loop: Callable[[Carry], Found], start: Carry) -> Found:
+        """What a loop makes of ``start``. On a CPU it may become one kernel."""
+        return loop(start) if self.lowering.parallel else as_function(loop)(start)
 
     def unrolled(self, start: Carry, count: Any) -> Carry:
         """``count`` iterations, ``unroll`` of them as one."""
         unroll = self.unroll
         rounds = count // unroll
-        carry: Carry = lax.fori_loop(0, rounds, lambda k, carry: self.several(k * unroll, carry, unroll), start)
+        carry: Carry = self.called(
+            lambda start: lax.fori_loop(0, rounds, lambda k, carry: self.several(k * unroll, carry, unroll), start),
+            start,
+        )
         rest = count - rounds * unroll
         if isinstance(rest, int):
             return self.several(rounds * unroll, carry, rest) if rest else carry
