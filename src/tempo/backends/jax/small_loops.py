@@ -24,8 +24,8 @@ NOTES = "mhlo.frontend_attributes"
 ONE_KERNEL = {"xla_cpu_small_call": "true", "inlineable": "false"}
 NUMBER = "tensor<i32>"
 TRIED = ((0, 10), (0, 11))
-"""Releases of JAX with which random programs were run. Such notes are between parts of XLA, which ends the process where
-it does not like them: others make no kernels of loops."""
+"""Releases of JAX with which random programs were run. Such notes are meant for parts of XLA by others, and where XLA
+does not like them it ends the process: with other releases there are no kernels of loops."""
 MOST_NUMBERS = 2**10
 """With more, kernels are not what takes time, and XLA may make calls of a library, or work for several cores."""
 MOST_OPERATIONS = 2**10
