@@ -1042,6 +1042,9 @@ def test_the_values_of_a_tensor() -> None:
             ),
         ):
             float(x)
+        with pytest.raises(errors.ProgramError, match="tensor x has no values while the program is written"):
+            f"{x:.3f}"
+        assert f"{x + 1:>9}|" == "  x + 1.0|"
         with fails(
             errors.ProgramError,
             "tensor 2.0 * x has no values while the program is written",

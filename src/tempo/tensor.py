@@ -177,6 +177,13 @@ class RecurrentTensor(PartOfProgram):
 
     __float__ = __int__ = __array__
 
+    def __format__(self, spec: str) -> str:
+        try:
+            return format(str(self), spec)
+        except ValueError:  # as of a number
+            self.__array__()
+            raise
+
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """``array + tensor`` arrives here as np.add; any other NumPy function is a mistake."""
         name = ufunc.__name__.replace("bitwise", "logical").replace("remainder", "mod")

@@ -63,6 +63,29 @@ def test_a_moving_average():
     assert not any(hasattr(part, "body") for part in tree)  # no loops
 
 
+@pytest.mark.parametrize("later", [0.0, 0.5])
+def test_factors_that_overflow_together(later):
+    """One after the other, they leave zero as it is: nothing has grown yet. What comes after a factor of zero has
+    forgotten them."""
+    with tp.Program() as prog:
+        t, T = prog.dim("t")
+        a, b = (prog.input(name, domain=t) for name in "ab")
+        y = prog.recurrent("y", domain=t)
+        y[0] = b[0]
+        y[t] = a * y[t - 1] + b
+        prog.output("y", y)
+        prog.output("scan", tp.linear_scan(a[0:T], b[0:T]))
+        prog.output("back", tp.linear_scan(a[0:T], b[0:T], reverse=True))
+    assert len(scans(parallel(prog, {T: 600}))) == 1
+    growing = np.full(300, 2.0)
+    inputs = {"a": [*growing, later, *np.full(299, 0.5)], "b": [*0 * growing, *np.ones(300)]}
+    expected = prog.evaluate({T: 600}, **inputs)
+    found = Executable(prog.graph, {T: 600}, skip=("skew",), parallel=True)(**inputs)
+    assert np.isfinite(expected.y).all()
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4)
+
+
 def test_its_gradient():
     with tp.Program() as prog:
         t, T = prog.dim("t")

@@ -572,3 +572,26 @@ def test_the_seed_is_that_of_the_run(backend: str, tmp_path: Path) -> None:
         run.stream(seed=1, x=DATA)
     assert str(caught.value) == f"seed = 1: the run that was loaded has the seed {2**40}\n  hint: leave the seed out"
     assert len(list(run.stream(seed=2**40, x=DATA))) == 19
+
+
+@pytest.mark.parametrize("change", ["missing", "narrower"])
+def test_a_file_whose_tensors_were_changed(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "run.safetensors"
+    run = walk(20)
+    next(run.stream(x=DATA))
+    run.save(path)
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    first = next(name for name in tensors if name.startswith("store"))
+    if change == "missing":
+        del tensors[first]
+    else:
+        tensors[first] = tensors[first].astype(np.float16)
+    save_file(tensors, path, metadata)
+    with pytest.raises(tp.errors.CheckpointError) as caught:
+        walk(20).load(path)
+    assert str(caught.value) == (
+        f"'{path}' has other tensors than it was saved with\n"
+        "  hint: something has changed it: give the file that run.save(path) wrote"
+    )

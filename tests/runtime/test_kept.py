@@ -135,6 +135,7 @@ def test_the_rest_is_made_when_it_is_asked_for() -> None:
     assert "1 program" in again.explain()
     assert again.loop_tree("y") == first.loop_tree("y")
     assert again.plan == first.plan
+    assert "XLA" not in again.seconds
     stream = again.stream(x=X)
     assert list(stream) == []
     assert stream.result is not None

@@ -36,7 +36,8 @@ def _running(function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(x: Array, *, axis: int, reverse: bool) -> Array:
         wide = accumulate_in(x)
         turned = np.flip(wide, axis) if reverse else wide
-        result = function(turned, axis, dtype=wide.dtype)
+        with np.errstate(all="ignore"):
+            result = function(turned, axis, dtype=wide.dtype)
         return (np.flip(result, axis) if reverse else result).astype(x.dtype)
 
     return reference
@@ -57,9 +58,10 @@ def _linear(a: Array, b: Array, *, axis: int, reverse: bool) -> Array:
     result = np.empty_like(terms)
     state = np.zeros_like(terms[:1]).sum(0, dtype=terms.dtype)
     steps = range(len(terms))
-    for i in reversed(steps) if reverse else steps:
-        state = factors[i] * state + terms[i]
-        result[i] = state
+    with np.errstate(all="ignore"):
+        for i in reversed(steps) if reverse else steps:
+            state = factors[i] * state + terms[i]
+            result[i] = state
     return np.moveaxis(result, 0, axis).astype(a.dtype)
 
 
@@ -67,7 +69,7 @@ def _linear_jax(jx: Jx, a: Padded, b: Padded, *, axis: int, reverse: bool) -> An
     """Steps are joined in a tree: what factor and term two stretches make together, in ``log2(n)`` rounds."""
 
     def join(first: Any, second: Any) -> Any:
-        return first[0] * second[0], second[0] * first[1] + second[1]
+        return _joined(jx, first[0], second[0]), _carried(jx, second[0], first[1]) + second[1]
 
     if not b.array.shape[axis]:
         return b.array
@@ -75,6 +77,18 @@ def _linear_jax(jx: Jx, a: Padded, b: Padded, *, axis: int, reverse: bool) -> An
         accumulate_in(jx.masked(x, (axis,), neutral) if reverse else x.array) for x, neutral in ((a, 1), (b, 0))
     )
     return jx.lax.associative_scan(join, (factors, terms), reverse, axis)[1].astype(a.dtype)
+
+
+def _carried(jx: Jx, factor: Any, state: Any) -> Any:
+    """What the factors of a stretch make of the state before it. Their product may overflow where, one after the other,
+    they would have left a zero as it is."""
+    return jx.np.where(jx.np.isinf(factor) & (state == 0), state, factor * state)
+
+
+def _joined(jx: Jx, first: Any, second: Any) -> Any:
+    """The factors of two stretches as one. Next to one that has overflowed, zero still forgets what was before."""
+    product = first * second
+    return jx.np.where((product != product) & (first == first) & (second == second), 0, product)
 
 
 def _neighbour(x: RecurrentTensor, axis: int, after: bool) -> RecurrentTensor:
@@ -184,7 +198,7 @@ def all_steps(jx: Jx, terms: Any, factors: Any, resets: Any | None, axis: int, r
         return x if x is None or x.shape[axis] == 1 else part(x, start, stop)
 
     def following(factor: Any, before: Any, term: Any, reset: Any | None) -> Any:
-        value = factor * before + term
+        value = _carried(jx, factor, before) + term
         return value if reset is None else jx.np.where(reset, term, value)
 
     def scan(factor: Any, term: Any, reset: Any | None) -> Any:
@@ -194,7 +208,7 @@ def all_steps(jx: Jx, terms: Any, factors: Any, resets: Any | None, axis: int, r
         even = [part(term, 0, steps - 1), per_step(factor, 0, steps - 1), per_step(reset, 0, steps - 1)]
         odd = [part(term, 1, steps), per_step(factor, 1, steps), per_step(reset, 1, steps)]
         joined = following(odd[1], even[0], odd[0], odd[2])
-        second = scan(even[1] * odd[1], joined, None if reset is None else even[2] | odd[2])
+        second = scan(_joined(jx, even[1], odd[1]), joined, None if reset is None else even[2] | odd[2])
         rest = part(term, 2, steps)
         before = part(second, 0, rest.shape[axis], 1)
         first = following(per_step(factor, 2, steps), before, rest, per_step(reset, 2, steps))

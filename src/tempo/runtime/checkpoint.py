@@ -132,6 +132,7 @@ class Checkpoints:
             "seed": run.seed,
             "position": run.position,
             "records": records,
+            "tensors": _outlines(tensors),
             "functions": {"python": PYTHON, "digests": self.functions},
         }
         _write(Path(path), tensors, {"format": FORMAT, "run": json.dumps(about)})
@@ -146,6 +147,11 @@ class Checkpoints:
             raise CheckpointError(
                 f"'{path}' is not a checkpoint of this program: {', '.join(differences)}",
                 hint=f"this is program '{self.identity.name}'" + (f" with {bounds}" if bounds else ""),
+            )
+        if about.get("tensors") != _outlines(tensors):
+            raise CheckpointError(
+                f"'{path}' has other tensors than it was saved with",
+                hint="something has changed it: give the file that run.save(path) wrote",
             )
         self._warn_of_other_functions(path, about.get("functions"))
         records = tuple(
@@ -181,6 +187,10 @@ class Checkpoints:
                 case ["bound", bound]:  # whose name may have spaces
                     kept[self.bounds[bound]] = array
         return {**kept, **{node: tuple(a for _, a in sorted(found.items())) for node, found in several.items()}}
+
+
+def _outlines(tensors: Mapping[str, Array]) -> dict[str, str]:
+    return {name: f"{array.dtype.name} {list(array.shape)}" for name, array in tensors.items()}
 
 
 def _write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

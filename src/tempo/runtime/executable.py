@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,7 +139,10 @@ class Executable(OneOfAKind):
     @cached_property
     def _compilation(self) -> Compilation:
         """Loops and stores. Of a program that was on disk they are made when somebody asks for them."""
-        return Compilation(self._request, self.seconds, self._library)
+        request = self._request
+        if self._whole is not None and not request.promised:  # one that is kept is the fastest, and fits
+            request = replace(request, budget=None)
+        return Compilation(request, self.seconds, self._library)
 
     @property
     def _machine(self) -> Any:
