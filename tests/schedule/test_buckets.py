@@ -14,6 +14,7 @@ import pytest
 import tempo as tp
 from tempo.backends.jax import stages
 from tempo.backends.jax.building import Building
+from tempo.backends.jax.small_loops import NAME
 from tempo.errors import ProgramError
 from tempo.passes import FUSE_ATTENTION
 from tempo.runtime.executable import Executable
@@ -201,10 +202,11 @@ def test_loops_without_ranges_are_not_cut() -> None:
 
 
 def loops(run: Executable) -> list[Any]:
-    """The loops of the traced program."""
+    """The loops of the traced program, each in a function of its own."""
     machine = run._machine
     traced = jax.make_jaxpr(machine.lowering)(machine.inputs)
-    return [e for e in traced.jaxpr.eqns if e.primitive.name in ("while", "scan")]
+    functions = [e.params["jaxpr"].jaxpr for e in traced.jaxpr.eqns if e.params.get("name") == NAME]
+    return [e for inside in functions for e in inside.eqns if e.primitive.name in ("while", "scan")]
 
 
 def products(text: str) -> set[int]:
