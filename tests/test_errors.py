@@ -2092,13 +2092,17 @@ def test_inputs() -> None:
         "  hint: give an array of shape (), int8: one leading axis per dim, then the shape",
     ):
         prog.evaluate({T: 3}, x=x, n=1000)
+    ragged = [[1], [2, 3]]
+    with pytest.raises(ValueError) as numpys:
+        np.asarray(ragged)
     with fails(
         errors.InputError,
         "input 'x' has type list, which does not convert to float32",
         '  x: FILE: x = prog.input("x", shape=(2,), domain=(t,))',
-        "  hint: give an array of shape (T, 2) = (3, 2), float32: one leading axis per dim, then the shape",
+        "  hint: give an array of shape (T, 2) = (3, 2), float32: one leading axis per dim, then the shape. "
+        f"This is none: {numpys.value}",
     ):
-        prog.evaluate({T: 3}, x=[[1], [2, 3]], n=n)
+        prog.evaluate({T: 3}, x=ragged, n=n)
     with fails(
         errors.InputError,
         "seed = 0.5: a seed is an integer",
