@@ -320,3 +320,16 @@ def test_copies_of_windows_are_no_linear_recurrence() -> None:
     inputs = {name: np.random.default_rng(0).normal(size=(2, 2)).astype(np.float32) for name in "xy"}
     run = Executable(prog.graph, bounds, parallel=True, plan=ROLL)
     np.testing.assert_allclose(run(**inputs).g, prog.evaluate(bounds, **inputs).g, rtol=1e-5, atol=1e-6)
+
+
+def test_values_at_steps_of_two_dims_are_no_obstacle() -> None:
+    """Found by a random program: the gradient has a case where t steps behind s there is a step of s, which is none of
+    its own dims then."""
+    with tp.Program("apart") as prog:
+        t, T = prog.dim("t")
+        s, S = prog.dim("s")
+        x = prog.input("x", domain=s)
+        w = prog.state("w", tp.broadcast_to(x[0], shape=(3,)), over=(t, s), domain=(t, s))
+        w.next = w
+        prog.output("g", tp.grad((w[..., tp.min(s + t, S - 1)] * w).sum(), x))
+    check(prog, {T: 5, S: 3})

@@ -173,7 +173,7 @@ class Looks:
             tuple(
                 (
                     indices.substitute(case.target, names),
-                    tuple((e.substitute(names), names[d]) for e, d in case.guards),
+                    tuple((e.substitute(names), names.get(d, d)) for e, d in case.guards),
                     case.condition.substitute(names),
                 )
                 for case in self.graph.cases.get(node, ())

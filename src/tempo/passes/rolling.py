@@ -198,7 +198,7 @@ class _Rolling:
         names = self.copies.looks.variables(row.nodes[0])
         for case, operand in zip(self.graph.cases[row.nodes[0]], self.operands[n], strict=True):
             target = tuple(e.substitute(names) for e in case.target)
-            guards = tuple((e.substitute(names), names[d]) for e, d in case.guards)
+            guards = tuple((e.substitute(names), names.get(d, d)) for e, d in case.guards)
             value = self.read(row, operand)
             condition = case.condition.substitute(names)
             yield Case((dim, *target), ((dim, dim), *guards), condition, value, case.source)
