@@ -536,3 +536,18 @@ def test_few_choices_of_nodes_are_kept() -> None:
         loss, _ = folded.value_and_grad(forest, nodes=[2] * count)
         assert loss == pytest.approx(4)
     assert len(folded._planned[forest]) == fold.PLANNED
+
+
+def test_what_is_planned_goes_to_a_gpu_with_the_first_call_and_stays_there_from_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    doubled = tp.fold(lambda value: value, lambda children: tp.sum(children, 0))
+    forest = tp.forest(children=[[1, 2], [], []], value=np.ones((3, 2), np.float32))
+    kinds = []
+    for _ in range(3):
+        *_, inputs = doubled._prepared(forest, None, "some", forest.roots)
+        kinds.append([isinstance(array, jax.Array) for array in inputs])
+        np.testing.assert_array_equal(doubled(forest, nodes=[0]), [[2.0, 2.0]])
+    assert kinds == [[False], [True], [True]]
+    assert doubled._prepared(forest, None, "some", forest.roots)[-1][0] is inputs[0]
